@@ -1,0 +1,315 @@
+"""The configuration of a run: frozen dataclasses, presets, TOML in and out, validation with one-line errors.
+
+Imports nothing heavy, so that a bad configuration is refused before JAX is loaded.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import difflib
+import math
+import tomllib
+import types
+from collections.abc import Iterable, Mapping
+from typing import Any, get_args, get_type_hints
+
+from qdhuac.errors import UserError
+
+TASKS = ("hopper", "walker2d", "halfcheetah", "ant", "humanoid", "ant_omni", "humanoid_omni")
+BACKENDS = ("mjx", "spring", "positional", "generalized")
+ALGORITHMS = ("qdhuac", "dns", "map_elites")
+LEARNING_ALGORITHMS = ("qdhuac",)
+
+
+def key(
+    default: Any,
+    doc: str,
+    *,
+    ge: float | None = None,
+    gt: float | None = None,
+    le: float | None = None,
+    choices: tuple[str, ...] | None = None,
+) -> Any:
+    """A configuration key with its meaning and its allowed values."""
+    return dataclasses.field(default=default, metadata={"doc": doc, "ge": ge, "gt": gt, "le": le, "choices": choices})
+
+
+@dataclasses.dataclass(frozen=True)
+class TaskConfig:
+    name: str = key("halfcheetah", "the robot and what it is asked to do", choices=TASKS)
+    backend: str = key("mjx", "the physics engine", choices=BACKENDS)
+    episode_length: int = key(1000, "steps of an episode", ge=1, le=100_000)
+    after_termination: str = key(
+        "reset",
+        "when a robot falls early: 'reset' starts it again until its steps are used up, 'stop' ends its simulation",
+        choices=("reset", "stop"),
+    )
+
+
+@dataclasses.dataclass(frozen=True)
+class EmitterConfig:
+    batch_size: int = key(10, "policies tried per generation", ge=1, le=1_000_000)
+    isoline_share: float = key(0.5, "share of the offspring made by Iso+Line variation", ge=0, le=1)
+    sigma_iso: float = key(0.005, "standard deviation of the isotropic noise", ge=0, le=10)
+    sigma_line: float = key(0.1, "standard deviation along the line between two parents", ge=0, le=10)
+    inject_actor: bool = key(True, "one of the offspring is the learner's actor")
+    gradient_steps: int = key(10, "Adam steps of a gradient mutation", ge=1, le=100_000)
+    gradient_learning_rate: float = key(5e-3, "Adam learning rate of a gradient mutation", gt=0, le=1)
+    exploration_rollouts: int = key(0, "rollouts of the stochastic actor per generation: data only, not archived", ge=0)
+
+
+@dataclasses.dataclass(frozen=True)
+class ArchiveConfig:
+    kind: str = key("dns", "Dominated Novelty Search, a regular grid, or CVT cells", choices=("dns", "grid", "cvt"))
+    capacity: int = key(250, "individuals that the archive holds at most", ge=1, le=1_000_000)
+    neighbours: int = key(7, "DNS: nearest fitter neighbours that novelty is averaged over", ge=1)
+
+
+@dataclasses.dataclass(frozen=True)
+class PolicyConfig:
+    hidden: tuple[int, ...] = key((256, 256), "widths of the policy's hidden layers", ge=1, le=65_536)
+
+
+@dataclasses.dataclass(frozen=True)
+class CriticConfig:
+    width: int = key(512, "width of the residual blocks", ge=1, le=65_536)
+    blocks: int = key(2, "residual blocks", ge=0, le=100)
+    critics: int = key(2, "independent critics; the target is the one with the lower mean", ge=1, le=2)
+    batch_norm: bool = key(True, "batch normalisation in every layer")
+    input_norm: bool = key(True, "batch normalisation of the raw observation and action")
+    weight_norm: str = key(
+        "project",
+        "'reparam' is g v/|v|, 'project' puts each column back on the unit sphere after every step",
+        choices=("none", "reparam", "project"),
+    )
+    norm_momentum: float = key(0.99, "share of the old running statistics kept per update", ge=0, le=1)
+    atoms: int = key(101, "atoms of the return distribution", ge=2, le=10_000)
+    v_min: float = key(math.nan, "lowest discounted return of the support, in raw units; nan takes the task's")
+    v_max: float = key(math.nan, "highest discounted return of the support, in raw units; nan takes the task's")
+
+
+@dataclasses.dataclass(frozen=True)
+class LearnerConfig:
+    utd: float = key(4.0, "updates per environment step", gt=0, le=1000)
+    batch_size: int = key(512, "transitions per update", ge=1, le=1_000_000)
+    discount: float = key(0.99, "discount factor", ge=0, le=0.999999)
+    reward_scale: float = key(0.01, "rewards and support are multiplied by this inside the learner", gt=0)
+    critic_learning_rate: float = key(3e-4, "Adam learning rate of the critic", gt=0, le=1)
+    actor_learning_rate: float = key(3e-4, "Adam learning rate of the actor", gt=0, le=1)
+    temperature_learning_rate: float = key(3e-4, "Adam learning rate of the temperature", gt=0, le=1)
+    initial_temperature: float = key(0.01, "entropy temperature at the start", gt=0, le=100)
+    policy_delay: int = key(1, "critic updates per actor update", ge=1, le=1000)
+    target_tau: float = key(0.0, "0: no target network; otherwise Polyak rate of one", ge=0, le=1)
+
+
+@dataclasses.dataclass(frozen=True)
+class ReplayConfig:
+    capacity: int = key(1_000_000, "transitions kept", ge=1, le=1_000_000_000)
+    priority_exponent: float = key(0.6, "sampling probability ~ priority ** exponent; 0 is uniform", ge=0, le=1)
+    importance_beta: float = key(0.0, "importance weights (N p)**-beta; 0 is none", ge=0, le=1)
+
+
+@dataclasses.dataclass(frozen=True)
+class RunConfig:
+    seed: int = key(0, "seed of everything random", ge=0, le=2**31 - 1)
+    generations: int = key(0, "stop after so many generations; 0: no such bound", ge=0)
+    env_steps: int = key(300_000, "stop after so many environment steps; 0: no such bound", ge=0)
+    checkpoint_minutes: float = key(5.0, "wall time between checkpoints; there is always one at the end", ge=0)
+    checkpoint_generations: int = key(0, "also after every so many generations; 0: by time alone", ge=0)
+    chunk: int = key(1000, "learner updates between two looks at signals and the clock", ge=1, le=1_000_000)
+    failure_budget: int = key(100, "non-finite evaluations or updates after which the run gives up", ge=0)
+
+
+@dataclasses.dataclass(frozen=True)
+class Config:
+    """A whole run. Sections are rooms of the package; `train --set section.key=value` reaches every key."""
+
+    algorithm: str = key("qdhuac", "the algorithm", choices=ALGORITHMS)
+    preset: str = key("laptop", "the preset that the other values started from", choices=("laptop", "paper", "smoke"))
+    task: TaskConfig = TaskConfig()
+    emitter: EmitterConfig = EmitterConfig()
+    archive: ArchiveConfig = ArchiveConfig()
+    policy: PolicyConfig = PolicyConfig()
+    critic: CriticConfig = CriticConfig()
+    learner: LearnerConfig = LearnerConfig()
+    replay: ReplayConfig = ReplayConfig()
+    run: RunConfig = RunConfig()
+
+
+# Each preset is what differs from the defaults above, which are the paper's Table 1.
+PRESETS: dict[str, dict[str, Any]] = {
+    "paper": {"run.env_steps": 2_000_000},
+    "laptop": {
+        "archive.capacity": 50,
+        "critic.width": 256,
+        "learner.batch_size": 128,
+        "learner.utd": 0.5,
+        "emitter.exploration_rollouts": 2,
+        "run.env_steps": 210_000,
+    },
+    "smoke": {
+        "task.episode_length": 20,
+        "archive.capacity": 16,
+        "emitter.batch_size": 6,
+        "policy.hidden": (16, 16),
+        "critic.width": 16,
+        "critic.blocks": 1,
+        "critic.atoms": 21,
+        "learner.batch_size": 16,
+        "learner.utd": 0.1,
+        "replay.capacity": 2_000,
+        "run.env_steps": 0,
+        "run.generations": 5,
+    },
+}
+# What an algorithm changes whatever the preset is; a user's own value still wins.
+ALGORITHM_DEFAULTS: dict[str, dict[str, Any]] = {
+    "map_elites": {"archive.kind": "cvt", "archive.capacity": 1024},
+}
+
+
+def make(algorithm: str = "qdhuac", preset: str = "laptop", overrides: Mapping[str, Any] | None = None) -> Config:
+    """A validated configuration: defaults, then the preset, then the algorithm's own, then the overrides."""
+    check_choice("algorithm", algorithm, ALGORITHMS)
+    check_choice("preset", preset, tuple(PRESETS))
+    values = {**PRESETS[preset], **ALGORITHM_DEFAULTS.get(algorithm, {}), **(overrides or {})}
+    return validate(replace(Config(algorithm=algorithm, preset=preset), values))
+
+
+def parse_assignments(assignments: Iterable[str]) -> dict[str, Any]:
+    """`section.key=value` strings, as the command line takes them; values are read as TOML, else as text."""
+    values: dict[str, Any] = {}
+    for item in assignments:
+        name, equals, text = item.partition("=")
+        if not equals:
+            raise UserError(f"--set {item!r}: expected section.key=value")
+        name, text = name.strip(), text.strip()
+        try:
+            parsed = tomllib.loads(f"v = {text}")
+            values[name] = parsed["v"] if parsed.keys() == {"v"} else text
+        except (tomllib.TOMLDecodeError, RecursionError):
+            values[name] = text
+    return values
+
+
+def keys() -> dict[str, dataclasses.Field[Any]]:
+    """Every configuration key by its dotted name."""
+    out: dict[str, dataclasses.Field[Any]] = {}
+    for top in dataclasses.fields(Config):
+        if dataclasses.is_dataclass(top.default):
+            out |= {f"{top.name}.{f.name}": f for f in dataclasses.fields(top.default)}
+        else:
+            out[top.name] = top
+    return out
+
+
+def replace(config: Config, values: Mapping[str, Any]) -> Config:
+    """The configuration with some dotted keys changed; unknown names and wrong types are refused."""
+    known = keys()
+    for name, value in values.items():
+        if name not in known:
+            close = difflib.get_close_matches(name, known, n=3, cutoff=0.4)
+            raise UserError(f"unknown key {name!r}; did you mean {', '.join(close) or 'one of: ' + ', '.join(known)}?")
+        section, _, leaf = name.rpartition(".")
+        owner = getattr(config, section) if section else config
+        changed = dataclasses.replace(owner, **{leaf: _convert(name, value, get_type_hints(type(owner))[leaf])})
+        config = dataclasses.replace(config, **{section: changed}) if section else changed
+    return config
+
+
+def validate(config: Config) -> Config:
+    """The configuration itself, or a UserError that names the first bad key and what is allowed."""
+    for name, field in keys().items():
+        section, _, leaf = name.rpartition(".")
+        value = getattr(getattr(config, section) if section else config, leaf)
+        for item in value if isinstance(value, tuple) else (value,):
+            _check_range(name, item, field.metadata)
+    e, c, learner = config.emitter, config.critic, config.learner
+    _require(config.run.generations or config.run.env_steps, "run.generations and run.env_steps: one must be above 0")
+    if not math.isnan(c.v_min) and not math.isnan(c.v_max):
+        _require(c.v_min < c.v_max, f"critic.v_min={c.v_min}: must be below critic.v_max={c.v_max}")
+    if config.algorithm in LEARNING_ALGORITHMS:
+        _require(
+            not (c.batch_norm and learner.batch_size < 2),
+            "learner.batch_size=1: batch normalisation needs at least 2 (or critic.batch_norm=false)",
+        )
+        spoken_for = e.exploration_rollouts + e.inject_actor
+        _require(
+            spoken_for < e.batch_size,
+            f"emitter.exploration_rollouts={e.exploration_rollouts}: with the injected actor it must leave room in "
+            f"emitter.batch_size={e.batch_size}",
+        )
+        first_fill = min(e.batch_size * config.task.episode_length, config.replay.capacity)
+        _require(
+            learner.batch_size <= first_fill,
+            f"learner.batch_size={learner.batch_size}: the replay buffer holds at most {first_fill} transitions after "
+            "the first generation",
+        )
+    kind = config.archive.kind
+    if config.algorithm == "dns":
+        _require(kind == "dns", f"archive.kind={kind!r}: algorithm dns needs 'dns'")
+    if config.algorithm == "map_elites":
+        _require(kind != "dns", "archive.kind='dns': algorithm map_elites needs 'grid' or 'cvt'")
+    return config
+
+
+def check_choice(name: str, value: Any, choices: Iterable[str]) -> None:
+    """Refuse a value that is not one of the choices, naming them all."""
+    allowed = tuple(choices)
+    if value not in allowed:
+        raise UserError(f"unknown {name} {value!r}; choose from: {', '.join(allowed)}")
+
+
+def to_dict(config: Config) -> dict[str, Any]:
+    """Plain nested dictionaries, ready for TOML or JSON."""
+    out = dataclasses.asdict(config)
+    out["policy"]["hidden"] = list(out["policy"]["hidden"])
+    return out
+
+
+def from_dict(data: Mapping[str, Any]) -> Config:
+    """The inverse of `to_dict`, validated; missing keys take their defaults, unknown ones are refused."""
+    values: dict[str, Any] = {}
+    for name, value in data.items():
+        if isinstance(value, Mapping):
+            values |= {f"{name}.{leaf}": v for leaf, v in value.items()}
+        else:
+            values[name] = value
+    return validate(replace(Config(), values))
+
+
+def _convert(name: str, value: Any, hint: Any) -> Any:
+    """The value as the key's type, or a UserError; an int is a float, a list of ints is a tuple."""
+    if hint is float and isinstance(value, int | float) and not isinstance(value, bool):
+        return float(value)
+    if hint is int and isinstance(value, float) and value.is_integer():
+        return int(value)
+    if hint in (int, str, bool) and type(value) is hint:
+        return value
+    is_tuple = isinstance(hint, types.GenericAlias) and get_args(hint)[0] is int
+    if is_tuple and isinstance(value, list | tuple) and value and all(type(v) is int for v in value):
+        return tuple(value)
+    expected = (
+        "a list of whole numbers, such as [256, 256]"
+        if is_tuple
+        else {int: "a whole number", float: "a number", str: "text", bool: "true or false"}[hint]
+    )
+    raise UserError(f"{name}={value!r}: expected {expected}")
+
+
+def _check_range(name: str, value: Any, meta: Mapping[str, Any]) -> None:
+    if meta["choices"] is not None:
+        check_choice(name, value, meta["choices"])
+    bounds = [
+        (meta["ge"], "at least", lambda b: value >= b),
+        (meta["gt"], "above", lambda b: value > b),
+        (meta["le"], "at most", lambda b: value <= b),
+    ]
+    active = [(b, word, ok) for b, word, ok in bounds if b is not None]
+    if any(not ok(b) for b, _, ok in active):
+        raise UserError(f"{name}={value!r}: must be {' and '.join(f'{word} {b:g}' for b, word, _ in active)}")
+
+
+def _require(condition: Any, message: str) -> None:
+    if not condition:
+        raise UserError(message)

@@ -1,0 +1,76 @@
+"""The genotype: a plain MLP ``obs -> tanh(action)``, and the log-std head that only the learner's actor has.
+
+Parameters are ``{"Dense_0": {"kernel", "bias"}, ...}``, the names that flax gives, so that QDax reads them.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+
+import jax
+import jax.numpy as jnp
+
+from qdhuac.types import Array, Genotype
+
+LOG_STD_RANGE = (-5.0, 2.0)
+Layer = dict[str, Array]
+
+
+def dense_init(key: Array, inputs: int, outputs: int) -> Layer:
+    """A LeCun-uniform layer."""
+    limit = math.sqrt(3.0 / inputs)
+    return {
+        "kernel": jax.random.uniform(key, (inputs, outputs), minval=-limit, maxval=limit),
+        "bias": jnp.zeros(outputs),
+    }
+
+
+def dense(layer: Layer, x: Array) -> Array:
+    return x @ layer["kernel"] + layer["bias"]
+
+
+@dataclasses.dataclass(frozen=True)
+class Policy:
+    """The shape of a policy network; its parameters live outside."""
+
+    obs_size: int
+    action_size: int
+    hidden: tuple[int, ...] = (256, 256)
+
+    def init(self, key: Array) -> Genotype:
+        """Random parameters."""
+        sizes = (self.obs_size, *self.hidden, self.action_size)
+        keys = jax.random.split(key, len(sizes) - 1)
+        layers = zip(keys, sizes[:-1], sizes[1:], strict=True)
+        return {f"Dense_{i}": dense_init(k, m, n) for i, (k, m, n) in enumerate(layers)}
+
+    def init_head(self, key: Array) -> Layer:
+        """Random parameters of the log-std head."""
+        return dense_init(key, self.hidden[-1], self.action_size)
+
+    def features(self, params: Genotype, obs: Array) -> Array:
+        """The last hidden layer. [..., hidden[-1]]"""
+        x = obs
+        for i in range(len(self.hidden)):
+            x = jax.nn.relu(dense(params[f"Dense_{i}"], x))
+        return x
+
+    def mean(self, params: Genotype, features: Array) -> Array:
+        """The action before its tanh. [..., action_size]"""
+        return dense(params[f"Dense_{len(self.hidden)}"], features)
+
+    def act(self, params: Genotype, obs: Array) -> Array:
+        """The deterministic action in (-1, 1). [..., action_size]"""
+        return jnp.tanh(self.mean(params, self.features(params, obs)))
+
+    def sample(self, params: Genotype, head: Layer, obs: Array, noise: Array) -> tuple[Array, Array]:
+        """A tanh-Gaussian action [..., action_size] and its log-probability [...]; `noise` is standard normal."""
+        features = self.features(params, obs)
+        low, high = LOG_STD_RANGE
+        log_std = low + 0.5 * (high - low) * (jnp.tanh(dense(head, features)) + 1.0)
+        pre_tanh = self.mean(params, features) + jnp.exp(log_std) * noise
+        log_normal = -0.5 * noise**2 - log_std - 0.5 * math.log(2.0 * math.pi)
+        # log(1 - tanh(x)^2), written so that it does not underflow for large |x|
+        log_slope = 2.0 * (math.log(2.0) - pre_tanh - jax.nn.softplus(-2.0 * pre_tanh))
+        return jnp.tanh(pre_tanh), jnp.sum(log_normal - log_slope, axis=-1)

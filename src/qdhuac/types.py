@@ -1,0 +1,107 @@
+"""What travels round the ring: emissions, evaluations, transitions, individuals.
+
+Shapes in comments: ``B`` individuals in a batch, ``N`` slots of an archive, ``T`` steps of an episode,
+``D`` descriptor dimensions. Every structure is a plain pytree (a NamedTuple of arrays).
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple, Protocol
+
+import jax
+
+Array = jax.Array
+Genotype = Any  # any pytree of arrays; for the locomotion tasks the parameters of a policy network
+
+# Who made an individual. The order is part of the file format: append, never reorder.
+OPERATORS = ("random", "isoline", "gradient", "actor", "explore")
+RANDOM, ISOLINE, GRADIENT, ACTOR, EXPLORE = range(len(OPERATORS))
+
+
+class Transition(NamedTuple):
+    """One environment step. ``terminal`` is 1 only where the robot really failed; a time limit is not terminal."""
+
+    obs: Array  # [..., obs_size]
+    action: Array  # [..., action_size]
+    reward: Array  # [...]
+    terminal: Array  # [...] float 0 or 1
+    next_obs: Array  # [..., obs_size] the true successor, never the next episode's first observation
+
+
+class Evaluation(NamedTuple):
+    """How a batch of individuals fared. ``transitions`` may be None for tasks without a policy."""
+
+    fitness: Array  # [B] undiscounted return of the first episode
+    descriptor: Array  # [B, D] of the first episode
+    steps: Array  # [B] int32 environment steps simulated and counted
+    transitions: Transition | None = None  # leaves [B, T, ...]
+    valid: Array | None = None  # [B, T] bool, False where a row of `transitions` was never simulated
+
+
+class Provenance(NamedTuple):
+    """Where an individual comes from. Ids count individuals in the order in which they were tried."""
+
+    id: Array  # [B] int32
+    parents: Array  # [B, 2] int32, -1 where there is none
+    operator: Array  # [B] int32, index into OPERATORS
+    generation: Array  # [B] int32
+
+
+class Individuals(NamedTuple):
+    """Evaluated genotypes: a batch of offspring, or the slots of an archive. Empty or rejected: fitness -inf."""
+
+    genotypes: Genotype  # leaves [N, ...]
+    fitness: Array  # [N]
+    descriptor: Array  # [N, D]
+    provenance: Provenance
+
+
+class Exploration(NamedTuple):
+    """Makes some rollouts stochastic: action = tanh(mean + std * noise) where ``active``."""
+
+    head: Any  # parameters of the log-std head, leaves [B, ...]
+    active: Array  # [B] bool
+
+
+class Emission(NamedTuple):
+    """What `ask` proposes: genotypes to try, and where they come from."""
+
+    genotypes: Genotype  # leaves [B, ...]
+    provenance: Provenance
+    parent_fitness: Array  # [B] fitness of the first parent, nan where there is none
+    exploration: Exploration | None = None
+
+
+class Archive(Protocol):
+    """Who survives. The state is an `Individuals` with a fixed number of slots."""
+
+    capacity: int
+
+    def init(self, example: Individuals) -> Individuals:
+        """An empty archive for individuals shaped like those of `example`."""
+
+    def add(self, state: Individuals, offspring: Individuals) -> tuple[Individuals, Array]:
+        """The archive after the offspring competed, and which of them survived [B]."""
+
+
+class Task(Protocol):
+    """How a policy fares. `evaluate` is called with a batch and decides itself how to be fast."""
+
+    descriptor_bounds: tuple[tuple[float, ...], tuple[float, ...]]  # lowest and highest, one entry per dimension
+    reward_offset: float  # added per step of an episode, so that QD scores are positive
+    episode_length: int
+
+    def evaluate(self, genotypes: Genotype, key: Array, exploration: Exploration | None = None) -> Evaluation:
+        """One evaluation of each genotype."""
+
+
+class Algorithm(Protocol):
+    """The whole ring as three pure functions over one state; `learn` is the identity without a learner."""
+
+    def init(self, key: Array) -> Any: ...
+
+    def ask(self, state: Any) -> Emission: ...
+
+    def tell(self, state: Any, emission: Emission, evaluation: Evaluation) -> tuple[Any, dict[str, Array]]: ...
+
+    def learn(self, state: Any, updates: Array) -> tuple[Any, dict[str, Array]]: ...
