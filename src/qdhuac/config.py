@@ -13,6 +13,8 @@ import types
 from collections.abc import Iterable, Mapping
 from typing import Any, get_args, get_type_hints
 
+import tomli_w
+
 from qdhuac.errors import UserError
 
 TASKS = ("hopper", "walker2d", "halfcheetah", "ant", "humanoid", "ant_omni", "humanoid_omni")
@@ -86,6 +88,9 @@ class CriticConfig:
     atoms: int = key(101, "atoms of the return distribution", ge=2, le=10_000)
     v_min: float = key(math.nan, "lowest discounted return of the support, in raw units; nan takes the task's")
     v_max: float = key(math.nan, "highest discounted return of the support, in raw units; nan takes the task's")
+    initial_value: float = key(
+        math.nan, "value that the critic starts from, in raw units; nan: uniform over the support"
+    )
 
 
 @dataclasses.dataclass(frozen=True)
@@ -187,7 +192,7 @@ def parse_assignments(assignments: Iterable[str]) -> dict[str, Any]:
         try:
             parsed = tomllib.loads(f"v = {text}")
             values[name] = parsed["v"] if parsed.keys() == {"v"} else text
-        except (tomllib.TOMLDecodeError, RecursionError):
+        except (ValueError, RecursionError):  # not TOML, or a number with thousands of digits
             values[name] = text
     return values
 
@@ -212,7 +217,7 @@ def replace(config: Config, values: Mapping[str, Any]) -> Config:
             raise UserError(f"unknown key {name!r}; did you mean {', '.join(close) or 'one of: ' + ', '.join(known)}?")
         section, _, leaf = name.rpartition(".")
         owner = getattr(config, section) if section else config
-        changed = dataclasses.replace(owner, **{leaf: _convert(name, value, get_type_hints(type(owner))[leaf])})
+        changed: Any = dataclasses.replace(owner, **{leaf: _convert(name, value, get_type_hints(type(owner))[leaf])})
         config = dataclasses.replace(config, **{section: changed}) if section else changed
     return config
 
@@ -267,6 +272,21 @@ def to_dict(config: Config) -> dict[str, Any]:
     return out
 
 
+def to_toml(config: Config) -> str:
+    """The configuration as the text of a TOML file."""
+    return tomli_w.dumps(to_dict(config))
+
+
+def from_toml(text: str, where: str = "the configuration") -> Config:
+    """The inverse of `to_toml`, validated; `where` names the file in an error."""
+    try:
+        return from_dict(tomllib.loads(text))
+    except (ValueError, RecursionError) as error:
+        raise UserError(f"{where}: not valid TOML ({error})") from None
+    except UserError as error:
+        raise UserError(f"{where}: {error}") from None
+
+
 def from_dict(data: Mapping[str, Any]) -> Config:
     """The inverse of `to_dict`, validated; missing keys take their defaults, unknown ones are refused."""
     values: dict[str, Any] = {}
@@ -281,7 +301,7 @@ def from_dict(data: Mapping[str, Any]) -> Config:
 def _convert(name: str, value: Any, hint: Any) -> Any:
     """The value as the key's type, or a UserError; an int is a float, a list of ints is a tuple."""
     if hint is float and isinstance(value, int | float) and not isinstance(value, bool):
-        return float(value)
+        return float(value) if abs(value) < 1e300 or isinstance(value, float) else math.inf  # float(10**400) raises
     if hint is int and isinstance(value, float) and value.is_integer():
         return int(value)
     if hint in (int, str, bool) and type(value) is hint:
@@ -306,6 +326,8 @@ def _check_range(name: str, value: Any, meta: Mapping[str, Any]) -> None:
         (meta["le"], "at most", lambda b: value <= b),
     ]
     active = [(b, word, ok) for b, word, ok in bounds if b is not None]
+    if isinstance(value, float) and math.isinf(value):
+        raise UserError(f"{name}={value!r}: must be finite")
     if any(not ok(b) for b, _, ok in active):
         raise UserError(f"{name}={value!r}: must be {' and '.join(f'{word} {b:g}' for b, word, _ in active)}")
 

@@ -75,7 +75,9 @@ class Emission(NamedTuple):
 class Archive(Protocol):
     """Who survives. The state is an `Individuals` with a fixed number of slots."""
 
-    capacity: int
+    @property
+    def capacity(self) -> int:
+        """The number of slots."""
 
     def init(self, example: Individuals) -> Individuals:
         """An empty archive for individuals shaped like those of `example`."""

@@ -1,0 +1,1 @@
+"""How policies fare: robots, and the rollout that turns policies into evaluations."""

@@ -1,0 +1,30 @@
+# Everything happens in .venv, made from constraints.txt; nothing else on the machine is used but python3.11.
+PYTHON ?= python3.11
+VENV := .venv
+BIN := $(VENV)/bin
+PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt
+
+.PHONY: setup train test lint clean
+
+train: setup  ## the main job: a repertoire for HalfCheetah with the default preset
+	$(BIN)/qdhuac train
+
+test: $(VENV)/.dev  ## linter, type check, tests
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+	$(BIN)/python -m pytest
+
+setup: $(VENV)/.runtime
+
+$(VENV)/.runtime: pyproject.toml constraints.txt
+	$(PYTHON) -m venv $(VENV)
+	PIP_CONSTRAINT=constraints.txt $(PIP) --editable .
+	touch $@
+
+$(VENV)/.dev: $(VENV)/.runtime
+	PIP_CONSTRAINT=constraints.txt $(PIP) --editable ".[dev]"
+	touch $@
+
+clean:
+	rm -rf $(VENV)

@@ -1,0 +1,133 @@
+"""QDHUAC: Quality-Diversity High Update Actor-Critic (Koohy and Bayne, GECCO '26), Algorithm 1.
+
+One generation: emit genotypes from the archive (Iso+Line, gradient mutation, the injected actor), evaluate them, add
+them to the archive by true fitness, store their transitions, then learn for UTD x environment steps updates.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from qdhuac.algorithms.base import Offspring, State, emission, empty_offspring_like, operator_statistics, screen
+from qdhuac.archives.common import sample
+from qdhuac.config import Config, EmitterConfig
+from qdhuac.emitters.gradient import gradient_mutation
+from qdhuac.emitters.isoline import isoline
+from qdhuac.errors import UserError
+from qdhuac.learning.replay import Replay
+from qdhuac.learning.target_free import TargetFreeLearner
+from qdhuac.types import ACTOR, EXPLORE, GRADIENT, ISOLINE, Archive, Array, Emission, Evaluation, Exploration, Genotype
+
+
+@dataclasses.dataclass(frozen=True)
+class QDHUAC:
+    """The stations that the ring is made of."""
+
+    archive: Archive
+    replay: Replay
+    learner: TargetFreeLearner
+    emitter: EmitterConfig
+    descriptor_size: int
+
+    def init(self, key: Array) -> State:
+        """Policy, critic, archive, replay buffer (lines 1-2)."""
+        key, key_learner = jax.random.split(key)
+        learner = self.learner.init(key_learner)
+        example = empty_offspring_like(learner.actor.policy, self.descriptor_size)
+        return State(key, jnp.int32(0), self.archive.init(example), self.replay.init(), learner)
+
+    def ask(self, state: State) -> Emission:
+        """Genotypes to try (line 5), the actor of the last generation among them (line 17)."""
+        e = self.emitter
+        explorers, actors = e.exploration_rollouts, int(e.inject_actor)
+        lines = min(round(e.isoline_share * (e.batch_size - explorers)), e.batch_size - explorers - actors)
+        gradients = e.batch_size - explorers - actors - lines
+
+        key_parents, key_line, key_states = jax.random.split(jax.random.fold_in(state.key, 0), 3)
+        parents = sample(state.archive, key_parents, (lines + gradients, 2))
+        parents = parents.at[lines:, 1].set(-1)  # a gradient child has one parent
+        none = jnp.full((1, 2), -1)
+        actor = jax.tree.map(lambda x: x[None], state.learner.actor.policy)
+        batches = []
+        if lines:
+            children = isoline(
+                key_line,
+                state.archive.genotypes,
+                parents[:lines],
+                sigma_iso=e.sigma_iso,
+                sigma_line=e.sigma_line,
+            )
+            batches.append(Offspring(children, parents[:lines], ISOLINE))
+        if gradients:
+            children = self._ascend(state, key_states, parents[lines:, 0])
+            batches.append(Offspring(children, parents[lines:], GRADIENT))
+        batches += [Offspring(actor, none, ACTOR)] * actors + [Offspring(actor, none, EXPLORE)] * explorers
+
+        exploration = None
+        if explorers:
+            head = jax.tree.map(lambda x: jnp.broadcast_to(x, (e.batch_size, *x.shape)), state.learner.actor.head)
+            exploration = Exploration(head, jnp.arange(e.batch_size) >= e.batch_size - explorers)
+        return emission(state, batches, self.learner.policy.init, exploration)
+
+    def tell(self, state: State, emission: Emission, evaluation: Evaluation) -> tuple[State, dict[str, Array]]:
+        """Fitness and descriptors to the archive (line 7), transitions to the replay buffer (line 8)."""
+        offspring, good, counts = screen(emission, evaluation)
+        archive, survived = self.archive.add(state.archive, offspring)
+        assert evaluation.transitions is not None
+        assert evaluation.valid is not None
+        rows = jax.tree.map(lambda x: x.reshape(-1, *x.shape[2:]), evaluation.transitions)
+        replay = self.replay.add(state.replay, rows, (evaluation.valid & good[:, None]).reshape(-1))
+        statistics = operator_statistics(emission, evaluation, good, survived)
+        key = jax.random.fold_in(state.key, 2)
+        state = State(key, state.generation + 1, archive, replay, state.learner)
+        return state, counts | statistics
+
+    def learn(self, state: State, updates: Array) -> tuple[State, dict[str, Array]]:
+        """`updates` updates of critic, actor and temperature (lines 9-15)."""
+        key = jax.random.fold_in(state.key, 4)
+        learner, replay, metrics = self.learner.learn(state.learner, self.replay, state.replay, key, updates)
+        return state._replace(learner=learner, replay=replay), metrics
+
+    def _ascend(self, state: State, key: Array, slots: Array) -> Genotype:
+        """Gradient children of the archive's `slots`, each on its own minibatches of stored states."""
+        steps, size = self.emitter.gradient_steps, self.learner.config.batch_size
+        uniform = dataclasses.replace(self.replay, exponent=0.0)
+        obs = uniform.sample(state.replay, key, len(slots) * steps * size).transition.obs
+        genotypes = jax.tree.map(lambda x: x[slots], state.archive.genotypes)
+
+        def value(genotype: Genotype, obs: Array) -> Array:
+            return jnp.mean(self.learner.value(state.learner, obs, self.learner.policy.act(genotype, obs)))
+
+        batches = obs.reshape(len(slots), steps, size, -1)
+        return gradient_mutation(genotypes, batches, value, learning_rate=self.emitter.gradient_learning_rate)
+
+
+def from_config(config: Config, task: Any, archive: Archive) -> QDHUAC:
+    """The algorithm for a task; the support is the task's own where the configuration leaves it open."""
+    low, high = task.support
+    critic = config.critic
+    critic = dataclasses.replace(
+        critic,
+        v_min=low if math.isnan(critic.v_min) else critic.v_min,
+        v_max=high if math.isnan(critic.v_max) else critic.v_max,
+    )
+    if not critic.v_min < critic.v_max:
+        raise UserError(f"critic.v_min={critic.v_min:g}: must be below critic.v_max={critic.v_max:g}")
+    return QDHUAC(
+        archive=archive,
+        replay=Replay(
+            capacity=config.replay.capacity,
+            obs_size=task.obs_size,
+            action_size=task.action_size,
+            exponent=config.replay.priority_exponent,
+            beta=config.replay.importance_beta,
+        ),
+        learner=TargetFreeLearner(task.policy, critic, config.learner),
+        emitter=config.emitter,
+        descriptor_size=len(task.descriptor_bounds[0]),
+    )

@@ -1,0 +1,123 @@
+"""Figures of a run, drawn so that they fit a light and a dark page alike."""
+
+from __future__ import annotations
+
+import io
+import itertools
+import re
+from collections.abc import Sequence
+from typing import Any
+
+import matplotlib
+import numpy as np
+from matplotlib.figure import Figure
+from matplotlib.ticker import EngFormatter, MaxNLocator
+
+ACCENT = "#2f7ed8"
+_INK = "#7a7f87"  # readable on white and on black; becomes the page's own text colour in SVG
+_STYLE: dict[str, Any] = {
+    "font.size": 9,
+    "font.family": "sans-serif",
+    "axes.edgecolor": _INK,
+    "axes.labelcolor": _INK,
+    "axes.titlecolor": _INK,
+    "axes.titlesize": 10,
+    "axes.titlelocation": "left",
+    "axes.spines.top": False,
+    "axes.spines.right": False,
+    "axes.grid": True,
+    "axes.axisbelow": True,
+    "grid.color": _INK,
+    "grid.alpha": 0.2,
+    "grid.linewidth": 0.6,
+    "text.color": _INK,
+    "text.parse_math": False,
+    "xtick.color": _INK,
+    "ytick.color": _INK,
+    "svg.fonttype": "none",
+    "svg.hashsalt": "qdhuac",
+}
+
+
+def curve(x: Sequence[float], y: Sequence[float | None], title: str, xlabel: str = "environment steps") -> Figure:
+    """One learning curve; gaps where there is no value."""
+    with matplotlib.rc_context(_STYLE):
+        figure = Figure(figsize=(4.6, 2.7), layout="constrained")
+        axes = figure.subplots()
+        values = np.array([np.nan if v is None else v for v in y], float)
+        axes.plot(x, values, color=ACCENT, linewidth=1.8, marker="o" if len(values) < 25 else None, markersize=3)
+        axes.set_title(title)
+        axes.set_xlabel(xlabel)
+        _tidy(axes)
+        return figure
+
+
+def archive(
+    descriptor: np.ndarray, fitness: np.ndarray, bounds: Sequence[Sequence[float]], labels: list[str]
+) -> Figure:
+    """Where the individuals of an archive are [N, D] and how fit they are [N]: a strip, a map, or a map per pair."""
+    size = descriptor.shape[1]
+    order = np.argsort(fitness)  # the best on top
+    descriptor, fitness = descriptor[order], fitness[order]
+    with matplotlib.rc_context(_STYLE):
+        if size == 1:
+            figure = Figure(figsize=(7.2, 3.2), layout="constrained")
+            axes = figure.subplots()
+            axes.scatter(descriptor[:, 0], fitness, c=fitness, cmap="viridis", s=24, linewidths=0)
+            axes.set_xlabel(labels[0])
+            axes.set_ylabel("fitness")
+            axes.set_xlim(*_widened(bounds[0][0], bounds[1][0]))
+            _tidy(axes, x_engineering=False)
+            return figure
+        pairs = list(itertools.combinations(range(min(size, 4)), 2))
+        columns = min(3, len(pairs))
+        rows = -(-len(pairs) // columns)
+        width = 5.2 if len(pairs) == 1 else 3.0 * columns + 0.8
+        figure = Figure(figsize=(width, 4.3 if len(pairs) == 1 else 2.9 * rows), layout="constrained")
+        grid = figure.subplots(rows, columns, squeeze=False)
+        dots = None
+        for axes, (a, b) in zip(grid.flat, pairs, strict=False):
+            dots = axes.scatter(
+                descriptor[:, a],
+                descriptor[:, b],
+                c=fitness,
+                cmap="viridis",
+                s=26 if len(pairs) == 1 else 14,
+                linewidths=0,
+            )
+            axes.set(xlabel=labels[a], ylabel=labels[b])
+            axes.set_xlim(*_widened(bounds[0][a], bounds[1][a]))
+            axes.set_ylim(*_widened(bounds[0][b], bounds[1][b]))
+            axes.set_aspect("auto")
+            axes.xaxis.set_major_locator(MaxNLocator(5))
+            axes.yaxis.set_major_locator(MaxNLocator(5))
+        if dots is not None:
+            bar = figure.colorbar(dots, ax=grid.ravel().tolist(), label="fitness", shrink=0.9, pad=0.02)
+            bar.outline.set_visible(False)
+        return figure
+
+
+def svg(figure: Figure) -> str:
+    """The figure as an SVG element for an HTML page, in the page's text colour and font."""
+    buffer = io.StringIO()
+    with matplotlib.rc_context(_STYLE):
+        figure.savefig(buffer, format="svg", transparent=True, metadata={"Date": None, "Creator": None})
+    text = buffer.getvalue()
+    text = text[text.index("<svg") :]
+    text = re.sub(r'(<svg [^>]*?)width="[\d.]+pt" height="[\d.]+pt"', r"\1", text, count=1, flags=re.DOTALL)
+    text = re.sub(r"<metadata>.*?</metadata>", "", text, flags=re.DOTALL)
+    return text.replace(_INK, "currentColor").replace("'DejaVu Sans'", "system-ui, 'DejaVu Sans'")
+
+
+def _tidy(axes: Any, x_engineering: bool = True) -> None:
+    if x_engineering:
+        axes.xaxis.set_major_formatter(EngFormatter(sep=""))
+    axes.xaxis.set_major_locator(MaxNLocator(5))
+    axes.yaxis.set_major_formatter(EngFormatter(sep=""))
+    axes.yaxis.set_major_locator(MaxNLocator(5))
+
+
+def _widened(low: float, high: float) -> tuple[float, float]:
+    """A margin, so that points on the border are whole."""
+    margin = 0.03 * (high - low)
+    return low - margin, high + margin

@@ -1,0 +1,242 @@
+"""`report.html`: one page, without scripts or outside parts, from the stored files of a run alone."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Mapping, Sequence
+from html import escape
+from pathlib import Path
+from typing import Any
+
+from qdhuac import __version__, config
+from qdhuac.config import Config
+from qdhuac.errors import RunFailed, UserError
+from qdhuac.running import repertoire
+from qdhuac.running.files import replace_file
+from qdhuac.running.progress import duration, number
+from qdhuac.running.rundir import REPERTOIRE, REPORT, RunDir
+
+CURVES = {
+    "qd_score": "QD score",
+    "coverage": "coverage (%)",
+    "max_fitness": "max fitness",
+    "archive_mean_fitness": "mean fitness of the archive",
+}
+POLICY = "default-src 'none'; style-src 'unsafe-inline'; img-src data:"  # no script runs, nothing is fetched
+MOST_POINTS = 1000  # of a curve: more cannot be seen
+Row = Mapping[str, Any]
+
+STYLE = """
+:root { color-scheme: light dark; --ink: #1f2328; --soft: #646b75; --paper: #fff; --card: #f5f6f8; --line: #d9dce1 }
+@media (prefers-color-scheme: dark) {
+  :root { --ink: #e6e8eb; --soft: #9aa2ad; --paper: #15181c; --card: #1e2228; --line: #343a43 }
+}
+body { font: 15px/1.5 system-ui, sans-serif; color: var(--ink); background: var(--paper); margin: 0 auto;
+  max-width: 62rem; padding: 2rem 1.25rem 4rem }
+h1 { font-size: 1.6rem; margin: 0; overflow-wrap: anywhere } h2 { font-size: 1.15rem; margin: 2.2rem 0 .8rem }
+p.sub, footer { color: var(--soft); margin: .2rem 0 1.4rem; overflow-wrap: anywhere }
+.tiles { display: grid; grid-template-columns: repeat(auto-fit, minmax(9rem, 1fr)); gap: .7rem }
+.tile, figure { background: var(--card); border-radius: .6rem; margin: 0 }
+.tile { padding: .7rem .9rem } .tile b { display: block; font-size: 1.3rem; font-weight: 600 }
+.tile span { color: var(--soft); font-size: .85rem }
+.curves { display: grid; grid-template-columns: repeat(auto-fit, minmax(min(26rem, 100%), 1fr)); gap: .8rem }
+figure { padding: .8rem; color: var(--soft) } figure svg { width: 100%; height: auto; display: block }
+figure.narrow svg { max-width: 40rem; margin: 0 auto }
+.wide { overflow-x: auto }
+table { border-collapse: collapse; width: 100% } th, td { padding: .35rem .6rem; text-align: right }
+th { color: var(--soft); font-weight: 500; border-bottom: 1px solid var(--line) }
+th:first-child, td:first-child { text-align: left } tr + tr td { border-top: 1px solid var(--line) }
+pre { background: var(--card); border-radius: .6rem; padding: 1rem; overflow-x: auto; font-size: .85rem }
+summary { cursor: pointer; color: var(--soft) } footer { margin-top: 3rem; font-size: .85rem }
+"""
+
+
+def write_report(folder: RunDir) -> Path:
+    """Write the page of a run and return where it is."""
+    settings, rows = folder.read_config(), folder.read_metrics()
+    if not rows:
+        raise UserError(f"{folder.path}: no generation has ended yet, so there is nothing to report")
+    try:
+        found = repertoire.read(folder.path / REPERTOIRE)
+    except UserError as error:
+        if (folder.path / REPERTOIRE).exists():
+            folder.notes.append(str(error))
+        found = None
+    page = render(folder.path.absolute().name, settings, rows, found, _evaluation(folder))
+    path = folder.path / REPORT
+    try:
+        replace_file(path, page.encode())
+    except OSError as error:
+        raise RunFailed(f"{path}: cannot be written ({error.strerror})") from None
+    return path
+
+
+def render(
+    name: str,
+    settings: Config,
+    rows: Sequence[Row],
+    found: tuple[dict[str, Any], dict[str, Any]] | None,
+    evaluation: Row | None = None,
+) -> str:
+    """The page as HTML text."""
+    title = f"{settings.algorithm} on {settings.task.name}"
+    sections = [
+        f"<h1>{escape(title)}</h1>",
+        f'<p class="sub">{escape(name)} · preset {escape(settings.preset)} · physics {escape(settings.task.backend)} · '
+        f"seed {settings.run.seed}</p>",
+        _tiles(rows),
+        "<h2>Learning curves</h2>",
+        _curves(rows, CURVES),
+        _archive(settings, found),
+        _evaluation_table(evaluation),
+        _operators(rows),
+        _time(rows),
+        _diagnostics(rows),
+        "<h2>Configuration</h2><details><summary>every key</summary>"
+        f"<pre>{escape(config.to_toml(settings))}</pre></details>",
+        f"<footer>Written by qdhuac {escape(__version__)} from metrics.jsonl, repertoire.safetensors and config.toml. "
+        "QD score, coverage and max fitness are measured on one grid of 1024 cells that every algorithm shares."
+        "</footer>",
+    ]
+    return (
+        '<!doctype html>\n<html lang="en"><head><meta charset="utf-8">'
+        '<meta name="viewport" content="width=device-width, initial-scale=1">'
+        f'<meta http-equiv="Content-Security-Policy" content="{POLICY}">'
+        f"<title>{escape(title)} · {escape(name)}</title><style>{STYLE}</style></head>\n<body>\n"
+        + "\n".join(s for s in sections if s)
+        + "\n</body></html>\n"
+    )
+
+
+def _tiles(rows: Sequence[Row]) -> str:
+    last = rows[-1]
+    facts = [
+        ("QD score", number(last.get("qd_score"))),
+        ("coverage", f"{100 * (last.get('coverage') or 0):.1f} %"),
+        ("max fitness", number(last.get("max_fitness"))),
+        ("QD score AUC", number(last.get("qd_score_auc"))),
+        ("archive size", number(last.get("archive_size"), whole=True)),
+        ("environment steps", number(last.get("env_steps"), whole=True)),
+        ("gradient updates", number(last.get("gradient_updates"), whole=True)),
+        ("generations", number(last.get("generation"), whole=True)),
+        ("wall time", duration(last.get("wall_s") or 0)),
+    ]
+    tiles = "".join(f'<div class="tile"><b>{escape(v)}</b><span>{escape(k)}</span></div>' for k, v in facts)
+    return f'<div class="tiles">{tiles}</div>'
+
+
+def _curves(rows: Sequence[Row], names: Mapping[str, str]) -> str:
+    from qdhuac.analysis import figures
+
+    seen = _thinned(rows)
+    steps = [row["env_steps"] for row in seen]
+    out = []
+    for key, label in names.items():
+        values = [_scaled(row.get(key), 100 if key == "coverage" else 1) for row in seen]
+        if any(v is not None for v in values):
+            out.append(f"<figure>{figures.svg(figures.curve(steps, values, label))}</figure>")
+    return f'<div class="curves">{"".join(out)}</div>'
+
+
+def _archive(settings: Config, found: tuple[dict[str, Any], dict[str, Any]] | None) -> str:
+    if found is None or not len(found[0]["fitness"]):
+        return ""
+    from qdhuac.analysis import figures
+
+    arrays, metadata = found
+    descriptor, fitness = arrays["descriptor"], arrays["fitness"]
+    size = descriptor.shape[1]
+    if settings.task.name.endswith("_omni"):
+        labels = ["final x (m)", "final y (m)"]
+    else:
+        labels = ["share of steps on the foot"] if size == 1 else [f"foot {i + 1} on the ground" for i in range(size)]
+    picture = figures.svg(figures.archive(descriptor, fitness, metadata["descriptor_bounds"], labels))
+    best = int(fitness.argmax())
+    where = ", ".join(f"{v:.2f}" for v in descriptor[best])
+    return (
+        f"<h2>The archive</h2><figure{'' if size > 2 else ' class=narrow'}>{picture}</figure>"
+        f'<p class="sub">{len(fitness)} individuals; the fittest ({number(float(fitness[best]))}) is at ({where}).</p>'
+    )
+
+
+def _operators(rows: Sequence[Row]) -> str:
+    names = sorted({key.removesuffix("/tried") for row in rows for key in row if key.endswith("/tried")})
+    table = []
+    for name in names:
+        tried = [row.get(f"{name}/tried") or 0 for row in rows]
+        if not sum(tried):
+            continue
+        survived = sum(row.get(f"{name}/survived") or 0 for row in rows)
+        means = (_weighted([row.get(f"{name}/{key}") for row in rows], tried) for key in ("fitness", "gain"))
+        counts = (number(sum(tried), whole=True), number(survived, whole=True), f"{100 * survived / sum(tried):.1f} %")
+        table.append((name, *counts, *map(number, means)))
+    heads = ("operator", "tried", "survived", "survival", "mean fitness", "mean gain over the parent")
+    return "<h2>Operators</h2>" + _table(heads, table) if table else ""
+
+
+def _time(rows: Sequence[Row]) -> str:
+    names = [key for key in rows[-1] if key.startswith("time_")]
+    totals = {name.removeprefix("time_"): sum(row.get(name) or 0.0 for row in rows) for name in names}
+    whole = sum(totals.values())
+    if not whole:
+        return ""
+    return "<h2>Time</h2>" + _table(
+        ("phase", "total", "share"), [(name, duration(s), f"{100 * s / whole:.1f} %") for name, s in totals.items()]
+    )
+
+
+def _diagnostics(rows: Sequence[Row]) -> str:
+    """Whatever else the metrics hold: the learner's own numbers."""
+    known = {"generation", "env_steps", "gradient_updates", "qd_score_auc", "wall_s", *CURVES}
+    names = {
+        key: key.replace("_", " ")
+        for row in (rows[0], rows[-1])
+        for key, value in row.items()
+        if key not in known and "/" not in key and not key.startswith(("archive_", "time_"))
+        if not (key.startswith("rejected") and not any(r.get(key) for r in rows)) and not isinstance(value, str)
+    }
+    return "<h2>Diagnostics</h2>" + _curves(rows, names) if names else ""
+
+
+def _evaluation(folder: RunDir) -> Row | None:
+    try:
+        content = json.loads((folder.path / "evaluation.json").read_bytes())
+        return content if isinstance(content, dict) and {"stored", "again", "episodes"} <= content.keys() else None
+    except (OSError, ValueError, RecursionError):
+        return None
+
+
+def _evaluation_table(evaluation: Row | None) -> str:
+    if evaluation is None:
+        return ""
+    labels = {
+        "qd_score": "QD score",
+        "coverage": "coverage",
+        "max_fitness": "max fitness",
+        "mean_fitness": "mean fitness",
+    }
+    rows = [
+        (label, *(number(evaluation[side].get(key)) for side in ("stored", "again"))) for key, label in labels.items()
+    ]
+    return f"<h2>Evaluated again, {int(evaluation['episodes'])} times each</h2>" + _table(("", "stored", "again"), rows)
+
+
+def _table(heads: Iterable[str], rows: Iterable[Iterable[str]]) -> str:
+    head = "".join(f"<th>{escape(h)}</th>" for h in heads)
+    body = "".join("<tr>" + "".join(f"<td>{escape(cell)}</td>" for cell in row) + "</tr>" for row in rows)
+    return f'<div class="wide"><table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table></div>'
+
+
+def _thinned(rows: Sequence[Row]) -> Sequence[Row]:
+    """At most about `MOST_POINTS` rows, the last one among them."""
+    step = -(-len(rows) // MOST_POINTS)
+    return rows if step == 1 else [*rows[:-1:step], rows[-1]]
+
+
+def _scaled(value: Any, factor: float) -> float | None:
+    return value * factor if isinstance(value, int | float) else None
+
+
+def _weighted(values: Sequence[float | None], weights: Sequence[float]) -> float | None:
+    pairs = [(v, w) for v, w in zip(values, weights, strict=True) if v is not None and w]
+    return sum(v * w for v, w in pairs) / sum(w for _, w in pairs) if pairs else None

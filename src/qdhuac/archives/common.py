@@ -1,0 +1,38 @@
+"""What every archive shares: empty slots, who may come in, placing and sampling."""
+
+from __future__ import annotations
+
+import jax
+import jax.numpy as jnp
+
+from qdhuac.types import Array, Individuals, Provenance
+
+
+def empty(example: Individuals, capacity: int) -> Individuals:
+    """`capacity` empty slots for individuals shaped like those of `example`."""
+    slots = jax.tree.map(lambda x: jnp.zeros((capacity, *x.shape[1:]), x.dtype), example)
+    return slots._replace(
+        fitness=jnp.full_like(slots.fitness, -jnp.inf),
+        provenance=Provenance(*(jnp.full_like(x, -1) for x in slots.provenance)),
+    )
+
+
+def admissible(fitness: Array, descriptor: Array) -> Array:
+    """Which individuals count at all [N]: fitness and descriptor are finite (an empty slot's fitness is -inf)."""
+    return jnp.isfinite(fitness) & jnp.all(jnp.isfinite(descriptor), axis=-1)
+
+
+def sample(state: Individuals, key: Array, shape: tuple[int, ...]) -> Array:
+    """Slot indices of the given shape, uniform over the occupied slots; of a wholly empty archive, any slot."""
+    rank = jnp.cumsum(jnp.isfinite(state.fitness))  # [N] occupied slots up to and including this one
+    drawn = jax.random.randint(key, shape, 0, jnp.maximum(rank[-1], 1))
+    # The slot of the drawn-th occupied one is the first whose rank exceeds it.
+    return jnp.minimum(jnp.searchsorted(rank, drawn, side="right"), len(rank) - 1)
+
+
+def place(state: Individuals, offspring: Individuals, slots: Array) -> Individuals:
+    """The archive with offspring written to their `slots` [B]; those whose slot is out of range are dropped.
+
+    A scatter rather than a gather of all survivors: where the state is donated, only the newcomers are copied.
+    """
+    return jax.tree.map(lambda old, new: old.at[slots].set(new, mode="drop"), state, offspring)

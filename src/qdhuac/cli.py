@@ -1,0 +1,268 @@
+"""The command line. Everything that can be refused is refused before JAX is imported."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, NoReturn
+
+from qdhuac import __version__, config
+from qdhuac.config import Config
+from qdhuac.errors import RunFailed, UserError
+
+EXIT_CODES = "exit codes: 0 done, 1 the run failed, 2 bad input, 130 stopped by Ctrl-C and 143 by SIGTERM (state saved)"
+
+
+class Parser(argparse.ArgumentParser):
+    """Errors are one line, without the usage text."""
+
+    def error(self, message: str) -> NoReturn:
+        raise UserError(message)
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run a command and return its exit code."""
+    try:
+        arguments = _parser().parse_args(argv)
+        return arguments.command(arguments)
+    except UserError as error:
+        return _complain(error, 2)
+    except RunFailed as error:
+        return _complain(error, 1)
+    except BrokenPipeError:  # the reader of our output has gone, as in `qdhuac doctor | head -1`
+        sys.stdout = None
+        return 1
+    except KeyboardInterrupt:
+        return 130
+
+
+def train(arguments: argparse.Namespace) -> int:
+    """A new run."""
+    settings = _configuration(arguments)
+    from qdhuac.running.rundir import RunDir
+
+    path = Path(arguments.run_dir) if arguments.run_dir is not None else _default_folder(settings)
+    with RunDir.create(path, settings) as folder:
+        try:
+            return _run(settings, folder, new=True)
+        except UserError:  # what could not be seen in the configuration; nothing has been simulated yet
+            folder.remove()
+            raise
+
+
+def resume(arguments: argparse.Namespace) -> int:
+    """Go on with a run."""
+    from qdhuac.running import checkpoint
+    from qdhuac.running.rundir import RunDir
+
+    changes = _goal(arguments) | config.parse_assignments(arguments.set)
+    known = config.keys()
+    for name in changes:
+        if name == "run.seed" or (name in known and not name.startswith("run.")):
+            raise UserError(f"--set {name}: a resumed run can only change keys of section run other than run.seed")
+    with RunDir.open(Path(arguments.run_dir)) as folder:
+        folder.lock()
+        settings = config.validate(config.replace(folder.read_config(), changes))
+        done = checkpoint.newest(folder.checkpoints).record.get("counters", {})
+        _check_goal(settings, done.get("generation", 0), done.get("env_steps", 0))
+        if changes or folder.notes:
+            folder.write_config(settings)
+        return _run(settings, folder, new=False)
+
+
+def evaluate(arguments: argparse.Namespace) -> int:
+    """Evaluate the archive again."""
+    episodes = _whole_number("--episodes", arguments.episodes, 1, 100_000)
+    seed = _whole_number("--seed", arguments.seed, 0, 2**31 - 1)
+    from qdhuac.running import repertoire
+    from qdhuac.running.rundir import REPERTOIRE, RunDir
+
+    folder = RunDir.open(Path(arguments.run_dir))
+    settings = folder.read_config()
+    _warn(folder.notes)
+    arrays, _ = repertoire.read(folder.path / REPERTOIRE)
+    if not len(arrays["fitness"]):
+        raise UserError(f"{folder.path}: the archive is empty")
+    from qdhuac.running import evaluation
+    from qdhuac.running.build import build_task
+    from qdhuac.running.jax_setup import prepare_jax
+    from qdhuac.running.tables import print_evaluation, write_json
+
+    prepare_jax()
+    task = build_task(settings)
+    print(f"evaluating {len(arrays['fitness'])} individuals {episodes} times", flush=True)
+    fitness, descriptor = evaluation.evaluate_again(
+        task,
+        repertoire.genotypes(arrays),
+        episodes=episodes,
+        batch_size=settings.emitter.batch_size,
+        seed=seed,
+    )
+    summary = evaluation.summarise(task, arrays, fitness, descriptor)
+    write_json(folder.path / "evaluation.json", summary)
+    print_evaluation(summary)
+    print(f"written to {folder.path / 'evaluation.json'}")
+    return 0
+
+
+def report(arguments: argparse.Namespace) -> int:
+    """Figures and tables from stored files alone."""
+    from qdhuac.running.rundir import RunDir
+
+    folder = RunDir.open(Path(arguments.run_dir))
+    print(f"report: {_write_report(folder)}")
+    _warn(folder.notes)
+    return 0
+
+
+def doctor(arguments: argparse.Namespace) -> int:
+    """What this machine has and what will work."""
+    from qdhuac.doctor import examine
+
+    return examine()
+
+
+def _run(settings: Config, folder: Any, new: bool) -> int:
+    """The part of `train` and `resume` that needs JAX."""
+    print(f"run folder: {folder.path}", flush=True)
+    from qdhuac.running import progress
+    from qdhuac.running.build import build
+    from qdhuac.running.jax_setup import prepare_jax
+    from qdhuac.running.runner import Runner
+    from qdhuac.running.stopping import Stop
+
+    prepare_jax()
+    display: progress.Progress = progress.Silent()
+    with Stop(lambda: display.note("stopping: finishing the current chunk, then saving ...")) as stop:
+        display = progress.make(settings)
+        try:
+            task, algorithm = build(settings)
+            runner = Runner(settings, task, algorithm, folder, display, stop)
+            runner.start() if new else runner.restore()
+            finished = runner.run()
+        finally:
+            display.close()
+    if not finished:
+        print(f"saved; resume with: qdhuac resume {folder.path}", flush=True)
+        return stop.exit_code
+    print(f"report: {_write_report(folder)}", flush=True)
+    return 0
+
+
+def _write_report(folder: Any) -> Path:
+    from qdhuac.analysis.report import write_report
+
+    return write_report(folder)
+
+
+def _configuration(arguments: argparse.Namespace) -> Config:
+    named = {"task.name": arguments.task, "task.backend": arguments.backend, "run.seed": arguments.seed}
+    for name, value, choices in (
+        ("task", arguments.task, config.TASKS),
+        ("backend", arguments.backend, config.BACKENDS),
+    ):
+        if value is not None:
+            config.check_choice(name, value, choices)
+    flags = {k: _value(v) if k == "run.seed" else v for k, v in named.items() if v is not None}
+    overrides = flags | _goal(arguments) | config.parse_assignments(arguments.set)
+    for name in ("algorithm", "preset"):
+        if name in overrides:
+            raise UserError(f"--set {name}: use --{name}, which also brings the values that belong to it")
+    return config.make(arguments.algorithm, arguments.preset, overrides)
+
+
+def _goal(arguments: argparse.Namespace) -> dict[str, Any]:
+    """The goal that the flags set; one given alone lifts the other bound, so that it decides."""
+    given = {"run.generations": arguments.generations, "run.env_steps": arguments.env_steps}
+    if all(value is None for value in given.values()):
+        return {}
+    return {name: 0 if value is None else _value(value) for name, value in given.items()}
+
+
+def _check_goal(settings: Config, generations: int, env_steps: int) -> None:
+    goal = settings.run
+    if 0 < goal.generations <= generations or 0 < goal.env_steps <= env_steps:
+        raise UserError(
+            f"nothing left to do: the run has done {generations} generations and {env_steps} steps, and its goal is "
+            f"run.generations={goal.generations}, run.env_steps={goal.env_steps} (0: none); "
+            "give a larger --generations or --env-steps"
+        )
+
+
+def _value(text: str) -> Any:
+    return config.parse_assignments([f"v={text}"])["v"]
+
+
+def _whole_number(flag: str, text: str, low: int, high: int) -> int:
+    value = _value(text)
+    if type(value) is not int or not low <= value <= high:
+        raise UserError(f"{flag} {text!r}: expected a whole number from {low} to {high}")
+    return value
+
+
+def _default_folder(settings: Config) -> Path:
+    stamp = time.strftime("%Y%m%d-%H%M%S")
+    return Path("runs") / f"{settings.algorithm}-{settings.task.name}-s{settings.run.seed}-{stamp}"
+
+
+def _complain(error: Exception, code: int) -> int:
+    print(f"qdhuac: error: {' '.join(str(error).split())}", file=sys.stderr)
+    return code
+
+
+def _warn(notes: Sequence[str]) -> None:
+    for note in notes:
+        print(f"warning: {note}", file=sys.stderr)
+
+
+def _parser() -> Parser:
+    parser = Parser(
+        prog="qdhuac",
+        description="Many different, good policies for one robot, in few simulator steps.",
+        epilog=EXIT_CODES,
+        allow_abbrev=False,
+    )
+    parser.add_argument("--version", action="version", version=f"qdhuac {__version__}")
+    commands = parser.add_subparsers(required=True, metavar="COMMAND")
+
+    def command(name: str, run: Any, text: str) -> argparse.ArgumentParser:
+        sub = commands.add_parser(name, help=text, description=text, epilog=EXIT_CODES, allow_abbrev=False)
+        sub.set_defaults(command=run)
+        return sub
+
+    def goal(sub: argparse.ArgumentParser) -> None:
+        sub.add_argument("--generations", metavar="N", help="stop after N generations")
+        sub.add_argument("--env-steps", metavar="N", help="stop after N environment steps")
+
+    settings = "KEY=VALUE"
+    sub = command("train", train, "start a new run")
+    sub.add_argument("--task", help=f"default {Config().task.name}; one of: {', '.join(config.TASKS)}")
+    sub.add_argument("--algorithm", default=Config().algorithm, help=f"one of: {', '.join(config.ALGORITHMS)}")
+    sub.add_argument("--preset", default=Config().preset, help=f"one of: {', '.join(config.PRESETS)}")
+    sub.add_argument("--backend", help=f"physics; default {Config().task.backend}; of: {', '.join(config.BACKENDS)}")
+    sub.add_argument("--seed", metavar="N", help="seed of everything random, default 0")
+    sub.add_argument("--run-dir", metavar="DIR", help="a new folder; default runs/<algorithm>-<task>-s<seed>-<time>")
+    goal(sub)
+    sub.add_argument("--set", nargs="+", action="extend", default=[], metavar=settings, help="any configuration key")
+
+    sub = command("resume", resume, "go on with a run, also beyond its first goal")
+    sub.add_argument("run_dir", metavar="RUN_DIR")
+    goal(sub)
+    sub.add_argument("--set", nargs="+", action="extend", default=[], metavar=settings, help="keys of section run")
+
+    sub = command("evaluate", evaluate, "evaluate a run's archive again: fitness and descriptors under noise")
+    sub.add_argument("run_dir", metavar="RUN_DIR")
+    sub.add_argument("--episodes", default="8", metavar="N", help="evaluations per individual, default 8")
+    sub.add_argument("--seed", default="0", metavar="N", help="seed of the starts, default 0")
+
+    sub = command("report", report, "write report.html from a run's stored files")
+    sub.add_argument("run_dir", metavar="RUN_DIR")
+    command("doctor", doctor, "what this machine has and what will work")
+    return parser
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,31 @@
+"""Iso+Line variation (Vassiliades and Mouret, 2018): a little noise, and a step along the line between two parents."""
+
+from __future__ import annotations
+
+import jax
+import numpy as np
+
+from qdhuac.types import Array, Genotype
+
+
+def isoline(key: Array, genotypes: Genotype, parents: Array, *, sigma_iso: float, sigma_line: float) -> Genotype:
+    """Children ``x1 + sigma_iso N(0, I) + sigma_line N(0, 1) (x2 - x1)`` of pairs of parents.
+
+    `genotypes` are the archive's, leaves [N, ...]; `parents` [n, 2] are slots; the children have leaves [n, ...].
+    """
+    key_line, key_iso = jax.random.split(key)
+    n = len(parents)
+    # One number per child for the whole genotype: otherwise the child would leave the line between its parents.
+    along = sigma_line * jax.random.normal(key_line, (n,))
+    leaves, structure = jax.tree.flatten(genotypes)
+    # One draw for all leaves: XLA compiles a generator per call, which took longer than everything else here.
+    ends = np.cumsum([leaf[0].size for leaf in leaves])
+    noise = jax.random.normal(key_iso, (n, int(ends[-1])))
+
+    def child(leaf: Array, end: int) -> Array:
+        first, second = leaf[parents[:, 0]], leaf[parents[:, 1]]
+        step = along.reshape(-1, *(1,) * (leaf.ndim - 1)).astype(leaf.dtype)
+        iso = noise[:, end - leaf[0].size : end].reshape(first.shape).astype(leaf.dtype)
+        return first + sigma_iso * iso + step * (second - first)
+
+    return jax.tree.unflatten(structure, [child(leaf, int(end)) for leaf, end in zip(leaves, ends, strict=True)])

@@ -1,0 +1,145 @@
+"""Replay: a ring of rows with a sum tree of priorities (Schaul et al., 2015).
+
+A transition is one row of one matrix, so a minibatch is one gather. The tree is a flat array: node 1 is the root, node
+i has children 2i and 2i + 1, the leaves are the last `leaves` entries. Parents are always recomputed from their two
+children, never adjusted by differences: no drift, and duplicate indices in one write are harmless.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+from qdhuac.types import Array, Transition
+
+PRIORITY_EPSILON = 1e-6  # a transition without error can still be drawn
+
+
+class ReplayState(NamedTuple):
+    rows: Array  # [capacity, row_size]
+    tree: Array  # [2 * leaves] priorities ** exponent and their sums; [0] is unused
+    position: Array  # int32, next row to write
+    size: Array  # int32, rows filled
+    max_priority: Array  # highest priority ** exponent seen, given to new transitions
+
+
+class Batch(NamedTuple):
+    transition: Transition  # leaves [n, ...]
+    indices: Array  # [n] rows
+    weights: Array  # [n] importance weights, 1 without correction
+
+
+@dataclasses.dataclass(frozen=True)
+class Replay:
+    """The shape of the buffer and how it is sampled; `exponent=0` is uniform and keeps no tree."""
+
+    capacity: int
+    obs_size: int
+    action_size: int
+    exponent: float = 0.6
+    beta: float = 0.0
+
+    @property
+    def row_size(self) -> int:
+        return 2 * self.obs_size + self.action_size + 2
+
+    @property
+    def leaves(self) -> int:
+        return 1 << (self.capacity - 1).bit_length() if self.exponent else 0
+
+    @property
+    def _depth(self) -> int:
+        return self.leaves.bit_length() - 1
+
+    def init(self) -> ReplayState:
+        """An empty buffer."""
+        return ReplayState(
+            rows=jnp.zeros((self.capacity, self.row_size)),
+            tree=jnp.zeros(2 * self.leaves),
+            position=jnp.int32(0),
+            size=jnp.int32(0),
+            max_priority=jnp.float32(1.0),
+        )
+
+    def add(self, state: ReplayState, transitions: Transition, valid: Array) -> ReplayState:
+        """Append the valid ones of `transitions` [n, ...], in order; the oldest rows make room."""
+        rows = self.pack(transitions)
+        order = jnp.cumsum(valid) - 1
+        count = order[-1] + 1
+        # Of a batch larger than the ring only the last `capacity` rows can stay.
+        keep = valid & (order >= count - self.capacity)
+        # An index beyond the buffer is dropped by the scatter: that is how the others stay out.
+        slots = jnp.where(keep, (state.position + order) % self.capacity, self.capacity)
+        state = state._replace(
+            rows=state.rows.at[slots].set(rows, mode="drop"),
+            position=(state.position + count) % self.capacity,
+            size=jnp.minimum(state.size + count, self.capacity),
+        )
+        return self._write(state, slots, jnp.broadcast_to(state.max_priority, slots.shape))
+
+    def sample(self, state: ReplayState, key: Array, n: int) -> Batch:
+        """`n` transitions, drawn with replacement in proportion to priority ** exponent."""
+        uniform = jax.random.uniform(key, (n,))
+        if not self.exponent:
+            indices = jnp.minimum((uniform * state.size).astype(jnp.int32), state.size - 1)
+            return Batch(self.unpack(state.rows[indices]), indices, jnp.ones(n))
+        # One draw from each of n equal slices of the mass: the same expectation, less variance.
+        target = (jnp.arange(n) + uniform) / n * state.tree[1]
+
+        def descend(_: int, carry: tuple[Array, Array]) -> tuple[Array, Array]:
+            node, rest = carry
+            left, right = state.tree[2 * node], state.tree[2 * node + 1]
+            # Rounding may leave `rest` a hair too large: an empty subtree is never entered.
+            go_right = ((rest >= left) & (right > 0.0)) | (left <= 0.0)
+            return 2 * node + go_right, jnp.where(go_right, rest - left, rest)
+
+        node, _ = jax.lax.fori_loop(0, self._depth, descend, (jnp.ones(n, jnp.int32), target))
+        indices = jnp.minimum(node - self.leaves, self.capacity - 1)
+        weights = jnp.ones(n)
+        if self.beta:
+            weights = (state.size * state.tree[node] / state.tree[1]) ** -self.beta
+            weights /= jnp.max(weights)
+        return Batch(self.unpack(state.rows[indices]), indices, weights)
+
+    def set_priorities(self, state: ReplayState, indices: Array, priorities: Array) -> ReplayState:
+        """New priorities [n] (absolute errors) of the rows `indices` [n]; not finite ones are left as they were."""
+        if not self.exponent:
+            return state
+        finite = jnp.isfinite(priorities)
+        values = (jnp.where(finite, jnp.abs(priorities), 0.0) + PRIORITY_EPSILON) ** self.exponent
+        state = state._replace(max_priority=jnp.maximum(state.max_priority, jnp.max(values, initial=0.0)))
+        return self._write(state, jnp.where(finite, indices, self.capacity), values)
+
+    def pack(self, t: Transition) -> Array:
+        """Transitions as rows. [n, row_size]"""
+        return jnp.concatenate([t.obs, t.next_obs, t.action, t.reward[:, None], t.terminal[:, None]], axis=-1)
+
+    def unpack(self, rows: Array) -> Transition:
+        """The inverse of `pack`."""
+        o, a = self.obs_size, self.action_size
+        return Transition(
+            obs=rows[:, :o],
+            next_obs=rows[:, o : 2 * o],
+            action=rows[:, 2 * o : 2 * o + a],
+            reward=rows[:, 2 * o + a],
+            terminal=rows[:, 2 * o + a + 1],
+        )
+
+    def _write(self, state: ReplayState, slots: Array, values: Array) -> ReplayState:
+        """Leaf values at `slots` (those at or beyond `capacity` are dropped), and all sums above them."""
+        if not self.exponent:
+            return state
+        nodes = jnp.where(slots < self.capacity, slots + self.leaves, 2 * self.leaves)
+        tree = state.tree.at[nodes].set(values, mode="drop")
+
+        def ascend(_: int, carry: tuple[Array, Array]) -> tuple[Array, Array]:
+            tree, nodes = carry
+            nodes = jnp.where(nodes < 2 * self.leaves, nodes // 2, nodes)
+            pair = jnp.minimum(2 * nodes, 2 * self.leaves - 2)
+            return tree.at[nodes].set(tree[pair] + tree[pair + 1], mode="drop"), nodes
+
+        tree, _ = jax.lax.fori_loop(0, self._depth, ascend, (tree, nodes))
+        return state._replace(tree=tree)

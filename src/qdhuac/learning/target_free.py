@@ -1,0 +1,255 @@
+"""QDHUAC's learner: a distributional critic without target networks, a max-entropy actor, a temperature.
+
+The critic bootstraps from itself. One forward pass in training mode covers (s, a) and (s', a') together, so that the
+batch statistics describe both (CrossQ, Bhatt et al., 2019); only the *output* of the second half is held constant.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import optax
+
+from qdhuac.config import CriticConfig, LearnerConfig
+from qdhuac.learning import categorical
+from qdhuac.learning.critic import Critic, Params, Stats
+from qdhuac.learning.policy import Layer, Policy
+from qdhuac.learning.replay import Batch, Replay, ReplayState
+from qdhuac.types import Array, Genotype
+
+Metrics = dict[str, Array]
+
+
+class Actor(NamedTuple):
+    policy: Genotype  # what is injected
+    head: Layer  # log-std, the learner's alone
+
+
+class LearnerState(NamedTuple):
+    actor: Actor
+    critics: tuple[Params, ...]
+    stats: tuple[Stats, ...]
+    log_temperature: Array
+    targets: tuple[Params, ...] | None  # only with target_tau
+    critic_optimiser: Any
+    actor_optimiser: Any
+    temperature_optimiser: Any
+    updates: Array  # int32
+
+
+@dataclasses.dataclass(frozen=True)
+class TargetFreeLearner:
+    """The learner's shapes and constants. Values inside are in units of reward * reward_scale."""
+
+    policy: Policy
+    critic_config: CriticConfig
+    config: LearnerConfig
+
+    @property
+    def critic(self) -> Critic:
+        c = self.critic_config
+        return Critic(
+            obs_size=self.policy.obs_size,
+            action_size=self.policy.action_size,
+            outputs=c.atoms,
+            width=c.width,
+            blocks=c.blocks,
+            batch_norm=c.batch_norm,
+            input_norm=c.input_norm,
+            weight_norm=c.weight_norm,
+            momentum=c.norm_momentum,
+        )
+
+    @property
+    def atoms(self) -> Array:
+        """The support, scaled like the rewards. [N]"""
+        scale = self.config.reward_scale
+        c = self.critic_config
+        return categorical.support(c.v_min * scale, c.v_max * scale, c.atoms)
+
+    @property
+    def target_entropy(self) -> float:
+        return -float(self.policy.action_size)
+
+    def init(self, key: Array) -> LearnerState:
+        """A random actor and critics; the critics' first distribution is what `initial_value` says."""
+        key_policy, key_head, key_critic = jax.random.split(key, 3)
+        actor = Actor(self.policy.init(key_policy), self.policy.init_head(key_head))
+        pairs = [self.critic.init(k) for k in jax.random.split(key_critic, self.critic_config.critics)]
+        critics = tuple(self._with_initial_value(params) for params, _ in pairs)
+        log_temperature = jnp.log(jnp.float32(self.config.initial_temperature))
+        return LearnerState(
+            actor=actor,
+            critics=critics,
+            stats=tuple(stats for _, stats in pairs),
+            log_temperature=log_temperature,
+            targets=jax.tree.map(jnp.copy, critics) if self.config.target_tau else None,
+            critic_optimiser=self._adam(self.config.critic_learning_rate).init(critics),
+            actor_optimiser=self._adam(self.config.actor_learning_rate).init(actor),
+            temperature_optimiser=self._adam(self.config.temperature_learning_rate).init(log_temperature),
+            updates=jnp.int32(0),
+        )
+
+    def learn(
+        self, state: LearnerState, replay: Replay, buffer: ReplayState, key: Array, updates: Array
+    ) -> tuple[LearnerState, ReplayState, Metrics]:
+        """`updates` updates from the buffer; metrics are means over those not skipped, `count_*` are sums."""
+
+        def body(_: Array, carry: Any) -> Any:
+            state, buffer, total = carry
+            key_batch, key_update = jax.random.split(jax.random.fold_in(key, state.updates))
+            batch = replay.sample(buffer, key_batch, self.config.batch_size)
+            state, priorities, metrics = self.update(state, batch, key_update)
+            buffer = replay.set_priorities(buffer, batch.indices, priorities)
+            return state, buffer, jax.tree.map(jnp.add, total, metrics)
+
+        batch = jax.eval_shape(lambda b: replay.sample(b, key, self.config.batch_size), buffer)
+        shapes = jax.eval_shape(self.update, state, batch, key)[2]
+        total = jax.tree.map(lambda s: jnp.zeros(s.shape, s.dtype), shapes)
+        state, buffer, total = jax.lax.fori_loop(0, updates, body, (state, buffer, total))
+        done = updates - sum(v for k, v in total.items() if k.startswith("count_"))
+        return state, buffer, {k: v if k.startswith("count_") else v / done for k, v in total.items()}
+
+    def update(self, state: LearnerState, batch: Batch, key: Array) -> tuple[LearnerState, Array, Metrics]:
+        """One update of critic, actor and temperature. Returns the new absolute errors [B] as priorities.
+
+        An update with anything non-finite in it changes nothing but its counter.
+        """
+        key_critic, key_actor = jax.random.split(key)
+        critic_grad, (stats, priorities, critic_metrics) = jax.grad(self.critic_loss, has_aux=True)(
+            state.critics, state, batch, key_critic
+        )
+        critic_norm = optax.global_norm(critic_grad)
+        adam = self._adam(self.config.critic_learning_rate)
+        steps, critic_optimiser = adam.update(critic_grad, state.critic_optimiser)
+        critics = tuple(self.critic.project(p) for p in optax.apply_updates(state.critics, steps))
+        targets = state.targets
+        if targets is not None:
+            targets = optax.incremental_update(critics, targets, self.config.target_tau)
+        learnt = state._replace(critics=critics, stats=stats, targets=targets, critic_optimiser=critic_optimiser)
+
+        learnt, actor_metrics = jax.lax.cond(
+            state.updates % self.config.policy_delay == 0,
+            lambda s: self._update_actor(s, batch, key_actor),
+            lambda s: (s, self._no_actor_metrics()),
+            learnt,
+        )
+        good_batch = jnp.all(jnp.isfinite(batch.transition.reward)) & jnp.all(jnp.isfinite(batch.transition.obs))
+        good_critic = jnp.isfinite(critic_norm) & jnp.isfinite(critic_metrics["critic_loss"])
+        good_actor = jnp.isfinite(actor_metrics["actor_gradient_norm"])
+        good = good_critic & good_actor
+        state = jax.tree.map(lambda new, old: jnp.where(good, new, old), learnt, state)
+        metrics = critic_metrics | actor_metrics | {"critic_gradient_norm": critic_norm}
+        metrics = {k: jnp.where(good, v, 0.0) for k, v in metrics.items()}
+        metrics |= {
+            "count_skipped_batch": (~good & ~good_batch).astype(jnp.int32),
+            "count_skipped_critic": (good_batch & ~good_critic).astype(jnp.int32),
+            "count_skipped_actor": (good_batch & good_critic & ~good_actor).astype(jnp.int32),
+        }
+        return state._replace(updates=state.updates + 1), jnp.where(good, priorities, jnp.nan), metrics
+
+    def critic_loss(
+        self, critics: tuple[Params, ...], state: LearnerState, batch: Batch, key: Array
+    ) -> tuple[Array, tuple[tuple[Stats, ...], Array, Metrics]]:
+        """Cross-entropy to the projected target of the critic with the lower mean (Algorithm 1, lines 10-11)."""
+        t, size, atoms = batch.transition, len(batch.weights), self.atoms
+        noise = jax.random.normal(key, t.action.shape)
+        next_action, next_log_prob = self.policy.sample(*state.actor, t.next_obs, noise)
+        obs = jnp.concatenate([t.obs, t.next_obs])
+        action = jnp.concatenate([t.action, next_action])
+
+        joint = [self.critic.apply(p, s, obs, action, train=True) for p, s in zip(critics, state.stats, strict=True)]
+        logits = jnp.stack([out[:size] for out, _ in joint])  # [critics, B, N]
+        if state.targets is None:
+            next_logits = jnp.stack([out[size:] for out, _ in joint])
+        else:
+            lagging = zip(state.targets, state.stats, strict=True)
+            next_logits = jnp.stack([self.critic.apply(p, s, obs, action, train=True)[0][size:] for p, s in lagging])
+        next_p = jax.nn.softmax(jax.lax.stop_gradient(next_logits))
+        lower = jnp.argmin(categorical.mean(next_p, atoms), axis=0)  # [B]
+        next_p = jnp.take_along_axis(next_p, lower[None, :, None], axis=0)[0]  # [B, N]
+
+        # T z = r + gamma (1 - d) (z - alpha log pi): an affine map of the support
+        discount = self.config.discount * (1.0 - t.terminal)
+        entropy_bonus = -jnp.exp(state.log_temperature) * next_log_prob
+        shift = self.config.reward_scale * t.reward + discount * entropy_bonus
+        target = jax.lax.stop_gradient(categorical.project(next_p, shift, discount, atoms))
+
+        losses = categorical.cross_entropy(target, logits)  # [critics, B]
+        loss = jnp.sum(jnp.mean(batch.weights * losses, axis=1))
+        q = categorical.mean(jax.nn.softmax(logits), atoms)  # [critics, B]
+        priorities = jnp.mean(jnp.abs(categorical.mean(target, atoms) - q), axis=0)
+        below, above = categorical.clipped_mass(next_p, shift, discount, atoms)
+        raw = 1.0 / self.config.reward_scale
+        metrics = {
+            "critic_loss": loss / len(critics),
+            "q_mean": raw * jnp.mean(q),
+            "q_spread": raw * jnp.std(q),
+            "q_disagreement": raw * jnp.mean(jnp.max(q, 0) - jnp.min(q, 0)),
+            "td_error": raw * jnp.mean(priorities),
+            "td_error_spread": raw * jnp.std(priorities),
+            "clipped_below": jnp.mean(below),
+            "clipped_above": jnp.mean(above),
+        }
+        return loss, (tuple(s for _, s in joint), priorities, metrics)
+
+    def value(self, state: LearnerState, obs: Array, action: Array) -> Array:
+        """E[Z(s, a)] of the more cautious critic, evaluation mode, scaled units. [B]"""
+        return jnp.min(
+            jnp.stack(
+                [
+                    categorical.mean(jax.nn.softmax(self.critic.apply(p, s, obs, action, train=False)[0]), self.atoms)
+                    for p, s in zip(state.critics, state.stats, strict=True)
+                ]
+            ),
+            axis=0,
+        )
+
+    def actor_loss(self, actor: Actor, state: LearnerState, obs: Array, noise: Array) -> tuple[Array, Array]:
+        """``alpha log pi - E[Z]`` (Algorithm 1, lines 12-13), and the entropy estimate."""
+        action, log_prob = self.policy.sample(*actor, obs, noise)
+        value = self.value(state, obs, action)
+        return jnp.mean(jnp.exp(state.log_temperature) * log_prob - value), -jnp.mean(log_prob)
+
+    def _update_actor(self, state: LearnerState, batch: Batch, key: Array) -> tuple[LearnerState, Metrics]:
+        noise = jax.random.normal(key, batch.transition.action.shape)
+        (_, entropy), grad = jax.value_and_grad(self.actor_loss, has_aux=True)(
+            state.actor, state, batch.transition.obs, noise
+        )
+        steps, actor_optimiser = self._adam(self.config.actor_learning_rate).update(grad, state.actor_optimiser)
+        # d/d(log alpha) of alpha (H - H_target), with log alpha itself as the parameter (line 14)
+        temperature_grad = entropy - self.target_entropy
+        temperature_step, temperature_optimiser = self._adam(self.config.temperature_learning_rate).update(
+            temperature_grad, state.temperature_optimiser
+        )
+        state = state._replace(
+            actor=optax.apply_updates(state.actor, steps),
+            log_temperature=state.log_temperature + temperature_step,
+            actor_optimiser=actor_optimiser,
+            temperature_optimiser=temperature_optimiser,
+        )
+        metrics = {
+            "actor_gradient_norm": optax.global_norm(grad),
+            "entropy": entropy,
+            "temperature": jnp.exp(state.log_temperature),
+        }
+        return state, metrics
+
+    def _with_initial_value(self, params: Params) -> Params:
+        """Head bias of a broad bell around `initial_value`; nan leaves it uniform over the support."""
+        v = self.critic_config.initial_value
+        if v != v:
+            return params
+        atoms = self.atoms
+        width = 0.1 * (atoms[-1] - atoms[0])
+        bias = -0.5 * jnp.square((atoms - v * self.config.reward_scale) / width)
+        return params | {"head": params["head"] | {"bias": bias}}
+
+    def _adam(self, learning_rate: float) -> optax.GradientTransformation:
+        return optax.adam(learning_rate)
+
+    def _no_actor_metrics(self) -> Metrics:
+        return {"actor_gradient_norm": jnp.float32(0), "entropy": jnp.float32(0), "temperature": jnp.float32(0)}

@@ -1,0 +1,53 @@
+"""From a configuration to the objects that a run is made of."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from qdhuac.algorithms import qdhuac
+from qdhuac.algorithms.evolution import Evolution
+from qdhuac.archives.dns import DominatedNoveltyArchive
+from qdhuac.archives.grid import GridArchive
+from qdhuac.config import ArchiveConfig, Config
+from qdhuac.tasks.locomotion import Locomotion
+from qdhuac.types import Algorithm, Archive, Task
+
+
+def build(config: Config) -> tuple[Any, Algorithm]:
+    """The task and the algorithm of a run."""
+    task = build_task(config)
+    return task, build_algorithm(config, task)
+
+
+def build_task(config: Config) -> Any:
+    """The simulated robot."""
+    return Locomotion(
+        config.task.name,
+        backend=config.task.backend,
+        episode_length=config.task.episode_length,
+        after_termination=config.task.after_termination,
+        hidden=config.policy.hidden,
+    )
+
+
+def build_algorithm(config: Config, task: Any) -> Algorithm:
+    """The algorithm; one without a learner is the same evolution over another archive."""
+    archive = build_archive(config.archive, task)
+    if config.algorithm == "qdhuac":
+        return qdhuac.from_config(config, task, archive)
+    return Evolution(
+        archive=archive,
+        fresh=task.policy.init,
+        descriptor_size=len(task.descriptor_bounds[0]),
+        batch_size=config.emitter.batch_size,
+        sigma_iso=config.emitter.sigma_iso,
+        sigma_line=config.emitter.sigma_line,
+    )
+
+
+def build_archive(config: ArchiveConfig, task: Task) -> Archive:
+    """The archive over the task's descriptor."""
+    if config.kind == "dns":
+        return DominatedNoveltyArchive(config.capacity, config.neighbours)
+    kind = GridArchive.regular if config.kind == "grid" else GridArchive.cvt
+    return kind(config.capacity, *task.descriptor_bounds)

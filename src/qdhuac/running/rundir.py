@@ -1,0 +1,167 @@
+"""The folder of a run: its lock, its configuration, its metrics file. Knows nothing of JAX."""
+
+from __future__ import annotations
+
+import fcntl
+import hashlib
+import json
+import os
+import shutil
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from qdhuac import config as configuration
+from qdhuac.config import Config
+from qdhuac.errors import UserError
+from qdhuac.running import checkpoint
+from qdhuac.running.files import replace_file, write_synced
+
+CONFIG, METRICS, REPERTOIRE, REPORT, LOCK = (
+    "config.toml",
+    "metrics.jsonl",
+    "repertoire.safetensors",
+    "report.html",
+    ".lock",
+)
+_HEADER = "# The configuration of this run. To train on: qdhuac resume RUN_DIR --generations N\n\n"
+_CHECKSUM = "\n# sha256 "
+_LARGEST_CONFIG = 1_000_000  # bytes; ours have about 2 000
+
+
+class RunDir:
+    """A run folder. Open it with `create` or `open`; `lock` it before changing anything; `with` unlocks it."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.checkpoints = path / "checkpoints"
+        self.notes: list[str] = []  # what the user should be told about the state of the folder
+        self._lock: int | None = None
+
+    @classmethod
+    def create(cls, path: Path, config: Config) -> RunDir:
+        """A new, locked run folder with its configuration and the checkpoint of generation 0; it appears as a whole."""
+        if os.path.lexists(path):
+            raise UserError(f"--run-dir {path}: exists already; name a new folder, or go on with: qdhuac resume {path}")
+        ancestor = path.absolute().parent
+        while not os.path.lexists(ancestor):
+            ancestor = ancestor.parent
+        if not ancestor.is_dir():
+            raise UserError(f"--run-dir {path}: {ancestor} is not a folder")
+        if not os.access(ancestor, os.W_OK | os.X_OK):
+            raise UserError(f"--run-dir {path}: no write permission in {ancestor}")
+        temporary = path.with_name(f".{path.name[:100]}.{os.getpid()}.tmp")
+        run = cls(temporary)
+        try:
+            temporary.mkdir(parents=True)
+            run.lock()
+            text = _with_checksum(config)
+            write_synced(temporary / CONFIG, text)
+            write_synced(temporary / METRICS, b"")
+            checkpoint.save(run.checkpoints, checkpoint.name(0, 0), {}, {CONFIG: text, METRICS: b""}, None)
+            temporary.rename(path)
+        except OSError as error:
+            shutil.rmtree(temporary, ignore_errors=True)
+            raise UserError(f"--run-dir {path}: cannot be created ({error.strerror or error})") from None
+        run.path, run.checkpoints = path, path / "checkpoints"
+        return run
+
+    @classmethod
+    def open(cls, path: Path) -> RunDir:
+        """An existing run folder."""
+        if not path.exists():
+            raise UserError(f"{path}: no such folder")
+        if not path.is_dir() or not ((path / CONFIG).is_file() or (path / "checkpoints").is_dir()):
+            raise UserError(f"{path}: not a run folder (expected config.toml and checkpoints/, as qdhuac train makes)")
+        return cls(path)
+
+    def lock(self) -> None:
+        """Keep other processes out until this one ends; the kernel lets go of the lock even after a crash."""
+        try:
+            self._lock = os.open(self.path / LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+            fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            self.unlock()
+            raise UserError(f"{self.path}: in use by another qdhuac process") from None
+        except OSError as error:
+            self.unlock()
+            raise UserError(f"{self.path}: no write permission ({error.strerror})") from None
+
+    def remove(self) -> None:
+        """Take back a folder that has just been created."""
+        shutil.rmtree(self.path)
+
+    def __enter__(self) -> RunDir:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.unlock()
+
+    def unlock(self) -> None:
+        """Let other processes in."""
+        if self._lock is not None:
+            os.close(self._lock)
+            self._lock = None
+
+    def read_config(self) -> Config:
+        """The configuration; the newest checkpoint's copy if the file was edited or damaged."""
+        path = self.path / CONFIG
+        try:
+            if path.stat().st_size <= _LARGEST_CONFIG and (config := _verified(path.read_bytes(), str(path))):
+                return config
+            reason = "does not match its checksum"
+        except (OSError, UserError) as error:
+            reason = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
+        found = checkpoint.newest(self.checkpoints)
+        config = _verified(found.texts[CONFIG], str(found.path / CONFIG))
+        if config is None:
+            raise UserError(f"{path}: {reason}, and so does the copy in {found.path}")
+        self.notes.append(f"{path}: {reason} (edited or damaged?); using the copy in checkpoint {found.path.name}")
+        return config
+
+    def write_config(self, config: Config) -> None:
+        """Replace the configuration; only its goal may differ from the checkpoints'."""
+        replace_file(self.path / CONFIG, _with_checksum(config))
+
+    def append_metrics(self, line: Mapping[str, Any]) -> None:
+        """One more generation. Non-finite numbers are not JSON: the caller gives None."""
+        with (self.path / METRICS).open("ab") as file:
+            file.write(json.dumps(line, allow_nan=False).encode() + b"\n")
+
+    def texts(self) -> dict[str, bytes]:
+        """The files of which a checkpoint keeps a copy."""
+        return {file: (self.path / file).read_bytes() for file in (CONFIG, METRICS)}
+
+    def restore_metrics(self, data: bytes) -> None:
+        """Put the metrics back to what they were at a checkpoint, so that no generation is there twice."""
+        path = self.path / METRICS
+        current = path.read_bytes() if path.is_file() else b""
+        if not current.startswith(data):
+            self.notes.append(f"{path}: differs from the checkpoint's copy (edited or damaged?); restored")
+        if current != data:
+            replace_file(path, data)
+
+    def read_metrics(self) -> list[dict[str, Any]]:
+        """All complete lines. A run in progress may be in the middle of writing the last one."""
+        path = self.path / METRICS
+        try:
+            lines = path.read_text(encoding="utf-8").split("\n")[:-1]
+            rows = [json.loads(line) for line in lines]
+            if not all(isinstance(row, dict) and "generation" in row for row in rows):
+                raise ValueError("a line without a generation")
+        except (OSError, ValueError, RecursionError) as error:
+            raise UserError(f"{path}: not readable as metrics ({error})") from None
+        return rows
+
+
+def _with_checksum(config: Config) -> bytes:
+    body = (_HEADER + configuration.to_toml(config)).encode()
+    return body + f"{_CHECKSUM}{hashlib.sha256(body).hexdigest()}\n".encode()
+
+
+def _verified(data: bytes, where: str) -> Config | None:
+    """The configuration in a file of ours, or None if its checksum is wrong."""
+    body, found, checksum = data.rpartition(_CHECKSUM.encode())
+    if not found or checksum.strip() != hashlib.sha256(body).hexdigest().encode():
+        return None
+    return configuration.from_toml(body.decode(), where)

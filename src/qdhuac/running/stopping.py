@@ -1,0 +1,74 @@
+"""Ctrl-C and SIGTERM: a polite stop first, an immediate end the second time."""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import sys
+import threading
+from collections.abc import Callable
+from types import TracebackType
+from typing import Any
+
+SIGNALS = (signal.SIGINT, signal.SIGTERM)
+
+
+class Stop:
+    """Truthy once the run has been asked to stop.
+
+    Python runs signal handlers in the main thread only after a call into XLA has returned, which can take minutes.
+    So the signals' numbers arrive through a socket in a thread of their own, which can answer at once.
+    """
+
+    def __init__(self, on_stop: Callable[[], None] = lambda: None) -> None:
+        self.signal: int | None = None
+        self._on_stop = on_stop
+        self._previous: dict[int, Any] = {}
+        self._wakeup = -1
+        self._sockets: tuple[socket.socket, socket.socket] | None = None
+
+    def __bool__(self) -> bool:
+        return self.signal is not None
+
+    @property
+    def exit_code(self) -> int:
+        """What shells expect of a process that a signal ended: 130 for Ctrl-C, 143 for SIGTERM; else 0."""
+        return 128 + self.signal if self.signal else 0
+
+    def request(self, number: int = signal.SIGINT) -> None:
+        """Ask for a stop; the second time end the process at once, without saving."""
+        if self.signal is not None:
+            sys.stdout.write("\x1b[?25h\n" if sys.stdout.isatty() else "")  # a live display may have hidden the cursor
+            sys.stdout.flush()
+            os._exit(128 + number)
+        self.signal = number
+        self._on_stop()
+
+    def __enter__(self) -> Stop:
+        if threading.current_thread() is not threading.main_thread():
+            return self  # signals belong to the main thread; an embedding program calls `request`
+        reader, writer = self._sockets = socket.socketpair()
+        writer.setblocking(False)
+        for number in SIGNALS:
+            self._previous[number] = signal.signal(number, lambda *_: None)
+        self._wakeup = signal.set_wakeup_fd(writer.fileno(), warn_on_full_buffer=False)
+        threading.Thread(target=self._listen, args=(reader,), name="qdhuac-signals", daemon=True).start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self._sockets is None:
+            return
+        signal.set_wakeup_fd(self._wakeup)
+        for number, handler in self._previous.items():
+            signal.signal(number, handler)
+        self._sockets[1].close()  # the listener's recv returns empty, and it ends
+
+    def _listen(self, reader: socket.socket) -> None:
+        with reader:
+            while numbers := reader.recv(16):
+                for number in numbers:
+                    if number in SIGNALS:
+                        self.request(number)

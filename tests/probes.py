@@ -1,0 +1,89 @@
+"""Tiny decision problems whose values are known exactly, as full replay buffers."""
+
+from __future__ import annotations
+
+import functools
+
+import jax
+import jax.numpy as jnp
+
+from qdhuac.config import CriticConfig, LearnerConfig
+from qdhuac.learning.policy import Policy
+from qdhuac.learning.replay import Replay
+from qdhuac.learning.target_free import TargetFreeLearner
+from qdhuac.types import Transition
+
+OBS, ACTIONS, ROWS = 2, 1, 2048
+START, SECOND = jnp.array([1.0, -1.0]), jnp.array([-1.0, 1.0])
+
+
+def one_step():
+    """Every action ends the episode with reward 1: Q = 1."""
+    action = _actions()
+    return _rows(START, action, 1.0, 1.0, START)
+
+
+def two_steps():
+    """START -> SECOND (reward 0) -> end (reward 1): Q(SECOND) = 1, Q(START) = gamma."""
+    action = _actions()
+    first = _rows(START, action, 0.0, 0.0, SECOND)
+    second = _rows(SECOND, action, 1.0, 1.0, SECOND)
+    return jax.tree.map(lambda x, y: jnp.concatenate([x, y]), first, second)
+
+
+def endless():
+    """Reward 1 for ever; each row is a truncated step, so it is not terminal: Q = 1 / (1 - gamma)."""
+    return _rows(START, _actions(), 1.0, 0.0, START)
+
+
+def choose(best: float = 0.5):
+    """One step with reward 1 - 4 (a - best)^2: the best action is `best`, worth 1."""
+    action = _actions()
+    return _rows(START, action, 1.0 - 4.0 * jnp.square(action[:, 0] - best), 1.0, START)
+
+
+def learner(**changes) -> TargetFreeLearner:
+    """A tiny learner; `changes` go to the critic's or the learner's configuration."""
+    critic = {"width": 32, "blocks": 1, "atoms": 51, "v_min": -5.0, "v_max": 5.0}
+    config = {
+        "batch_size": 64,
+        "reward_scale": 1.0,
+        "discount": 0.5,
+        "critic_learning_rate": 1e-3,
+        "actor_learning_rate": 1e-3,
+        "initial_temperature": 1e-4,
+        "temperature_learning_rate": 1e-6,
+    }
+    for name, value in changes.items():
+        (critic if name in CriticConfig.__dataclass_fields__ else config)[name] = value
+    return TargetFreeLearner(Policy(OBS, ACTIONS, (32, 32)), CriticConfig(**critic), LearnerConfig(**config))
+
+
+def train(learner: TargetFreeLearner, rows: Transition, updates: int):
+    """The learner's state after `updates` updates on nothing but `rows`, and the metrics of the last hundred."""
+    count = len(rows.reward)
+    replay = Replay(4096, OBS, ACTIONS)
+    buffer = replay.add(replay.init(), rows, jnp.ones(count, bool))
+    state, buffer, _ = _learn(learner, replay, learner.init(jax.random.key(0)), buffer, jnp.int32(updates - 100))
+    state, _, metrics = _learn(learner, replay, state, buffer, jnp.int32(100))
+    return state, metrics
+
+
+@functools.partial(jax.jit, static_argnums=(0, 1))  # one compilation per configuration, whichever test asks first
+def _learn(learner, replay, state, buffer, updates):
+    return learner.learn(state, replay, buffer, jax.random.key(1), updates)
+
+
+def _actions():
+    return jax.random.uniform(jax.random.key(7), (ROWS, ACTIONS), minval=-1.0, maxval=1.0)
+
+
+def _rows(obs, action, reward, terminal, next_obs) -> Transition:
+    n = len(action)
+    return Transition(
+        obs=jnp.broadcast_to(obs, (n, OBS)),
+        action=action,
+        reward=jnp.broadcast_to(reward, (n,)),
+        terminal=jnp.full(n, terminal),
+        next_obs=jnp.broadcast_to(next_obs, (n, OBS)),
+    )

@@ -1,0 +1,198 @@
+"""The command line: what it refuses, and that a refusal is one line, exit code 2, and leaves no trace."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import jax
+import pytest
+
+from qdhuac import cli
+from qdhuac.running.rundir import RunDir
+
+TRAIN = ["train", "--algorithm", "dns", "--preset", "smoke"]
+
+
+@pytest.fixture
+def here(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+def everything(folder):
+    return {p: (p.read_bytes() if p.is_file() else None, p.lstat().st_mtime_ns) for p in folder.rglob("*")}
+
+
+def refused(capsys, here, *arguments):
+    """The one line that a refused command prints."""
+    capsys.readouterr()
+    before = everything(here)
+    assert cli.main(list(arguments)) == 2
+    out, err = capsys.readouterr()
+    assert out == ""
+    assert err.startswith("qdhuac: error: ")
+    assert err.count("\n") == 1
+    assert everything(here) == before
+    return err
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        ([], ["COMMAND"]),
+        (["fly"], ["fly", "train", "resume", "evaluate", "report", "doctor"]),
+        (["train", "--task", "moon"], ["task", "moon", "hopper", "humanoid_omni"]),
+        (["train", "--algorithm", "magic"], ["algorithm", "magic", "qdhuac", "dns", "map_elites"]),
+        (["train", "--preset", "huge"], ["preset", "huge", "laptop", "paper", "smoke"]),
+        (["train", "--backend", "unreal"], ["backend", "unreal", "mjx", "spring"]),
+        (["train", "--set", "archive.capasity=3"], ["archive.capasity", "archive.capacity"]),
+        (["train", "--set", "archive.capacity=0"], ["archive.capacity", "at least 1"]),
+        (["train", "--set", "archive.capacity"], ["archive.capacity", "section.key=value"]),
+        (["train", "--set", "algorithm=dns"], ["algorithm", "--algorithm"]),
+        (["train", "--seed", "-1"], ["run.seed", "at least 0"]),
+        (["train", "--seed", "two"], ["run.seed", "two", "whole number"]),
+        (["train", "--generations", "0"], ["run.generations"]),
+        (["train", "--generations", "-3"], ["run.generations", "-3"]),
+        (["train", "--env-steps", "many"], ["run.env_steps", "many"]),
+        (["train", "--tusk", "ant"], ["--tusk"]),
+        (["train", "a\nb"], ["a b"]),
+        (["train", "--run-dir", ""], ["--run-dir"]),
+        (["train", "--run-dir", "."], ["--run-dir", "exists"]),
+        (["train", "--run-dir", "a_file/run"], ["--run-dir", "a_file", "not a folder"]),
+        (["train", "--run-dir", "a_folder"], ["a_folder", "exists", "resume"]),
+        (["train", "--run-dir", "x" * 300], ["--run-dir"]),
+        (["train", "--run-dir", "/proc/nowhere/run"], ["--run-dir"]),
+        (["resume"], ["RUN_DIR"]),
+        (["resume", "nowhere"], ["nowhere", "no such folder"]),
+        (["resume", "a_folder"], ["a_folder", "not a run"]),
+        (["resume", "a_file"], ["a_file", "not a run"]),
+        (["evaluate", "a_folder"], ["a_folder", "not a run"]),
+        (["evaluate", "a_folder", "--episodes", "0"], ["--episodes", "from 1"]),
+        (["report", "a_folder"], ["a_folder", "not a run"]),
+    ],
+)
+def test_bad_input(capsys, here, arguments, words):
+    (here / "a_folder").mkdir()
+    (here / "a_file").touch()
+    message = refused(capsys, here, *arguments)
+    assert all(word in message for word in words), message
+
+
+def test_refusals_do_not_import_jax(here):
+    """In a process of its own, because this one has JAX already."""
+    code = (
+        "import sys; from qdhuac import cli\n"
+        "assert cli.main(['train', '--set', 'run.seed=-1']) == 2\n"
+        "assert cli.main(['train', '--run-dir', '.']) == 2\n"
+        "assert cli.main(['resume', 'nowhere']) == 2\n"
+        "heavy = {'jax', 'numpy', 'brax', 'mujoco', 'matplotlib', 'rich'} & set(sys.modules)\n"
+        "assert not heavy, heavy"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True, capture_output=True)
+
+
+def test_help_names_commands_and_exit_codes(capsys):
+    with pytest.raises(SystemExit) as ended:
+        cli.main(["--help"])
+    assert ended.value.code == 0
+    text = capsys.readouterr().out
+    assert all(word in text for word in ("train", "resume", "evaluate", "report", "doctor", "130", "143"))
+
+
+def test_train_resume_report_evaluate(capsys, here, toys):
+    assert cli.main([*TRAIN, "--generations", "2", "--run-dir", "a/run"]) == 0
+    out = capsys.readouterr().out
+    assert "generation 2" in out
+    assert "a/run/report.html" in out
+    for name in ("config.toml", "metrics.jsonl", "checkpoints", "repertoire.safetensors", "report.html"):
+        assert (here / "a/run" / name).exists(), name
+
+    assert "nothing left to do" in refused(capsys, here, "resume", "a/run")
+    assert "nothing left to do" in refused(capsys, here, "resume", "a/run", "--generations", "2")
+    assert "nothing left to do" in refused(capsys, here, "resume", "a/run", "--env-steps", "60")
+    assert "section run" in refused(capsys, here, "resume", "a/run", "--set", "archive.capacity=3")
+    assert "section run" in refused(capsys, here, "resume", "a/run", "--set", "run.seed=3")
+
+    assert cli.main(["resume", "a/run", "--generations", "4"]) == 0
+    assert len((here / "a/run/metrics.jsonl").read_text().splitlines()) == 4
+    assert RunDir.open(Path("a/run")).read_config().run.generations == 4
+
+    capsys.readouterr()
+    assert cli.main(["evaluate", "a/run", "--episodes", "3"]) == 0
+    assert "QD score" in capsys.readouterr().out
+    summary = json.loads((here / "a/run/evaluation.json").read_text())
+    assert summary["episodes"] == 3
+    for one in summary["individuals"]:
+        assert one["fitness_mean"] == pytest.approx(one["stored_fitness"], abs=0.1)
+        assert 0 < one["fitness_std"] < 0.1
+        assert one["descriptor_mean"] == pytest.approx(one["stored_descriptor"], abs=1e-6)
+    assert summary["stored"]["coverage"] == summary["again"]["coverage"] > 0
+
+    (here / "a/run/report.html").unlink()
+    assert cli.main(["report", "a/run"]) == 0
+    assert "Evaluated again, 3 times" in (here / "a/run/report.html").read_text()
+
+
+def test_one_goal_lifts_the_other(here, toys):
+    """The preset's bound on steps must not end a run that was asked for more generations."""
+    arguments = ["train", "--algorithm", "dns", "--preset", "laptop", "--set", "run.env_steps=60"]
+    assert cli.main([*arguments, "--run-dir", "both", "--generations", "3"]) == 0
+    assert len((here / "both/metrics.jsonl").read_text().splitlines()) == 1  # said with --set, so it counts
+    assert cli.main(["resume", "both", "--generations", "3"]) == 0
+    assert len((here / "both/metrics.jsonl").read_text().splitlines()) == 3
+
+
+def test_a_run_in_use_is_refused(capsys, here, toys):
+    cli.main([*TRAIN, "--generations", "1", "--run-dir", "run"])
+    other = RunDir.open(Path("run"))
+    other.lock()
+    # The lock belongs to a file description, not to a process: a second one is refused here as well.
+    assert "in use" in refused(capsys, here, "resume", "run", "--generations", "3")
+
+
+def test_a_task_that_cannot_be_built_leaves_no_folder(capsys, here, toys, monkeypatch):
+    from qdhuac.errors import UserError
+
+    def fail(settings):
+        raise UserError("no such robot")
+
+    monkeypatch.setattr("qdhuac.running.build.build_task", fail)
+    assert cli.main([*TRAIN, "--run-dir", "run"]) == 2
+    assert not (here / "run").exists()
+
+
+def test_doctor(capsys, here, monkeypatch):
+    monkeypatch.setenv("QDHUAC_CACHE", str(here / "cache"))
+    assert cli.main(["doctor"]) == 0
+    out = capsys.readouterr().out
+    assert all(word in out for word in ("python", "jax", "cpu", "cores", "memory", "cache", "ffmpeg"))
+
+
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+def test_signals_save_and_say_how_to_go_on(here, number, code):
+    script = (
+        "import sys, conftest; from qdhuac import cli; from qdhuac.running import build\n"
+        "build.build_task = lambda settings: conftest.ToyTask()\n"
+        "build.build_algorithm = lambda settings, task: conftest.toy_algorithm()\n"
+        "sys.exit(cli.main(['train', '--algorithm', 'dns', '--run-dir', 'run', '--generations', '1000000']))"
+    )
+    paths = {"PYTHONPATH": str(Path(__file__).parent), "QDHUAC_CACHE": jax.config.jax_compilation_cache_dir}
+    process = subprocess.Popen(
+        [sys.executable, "-c", script], env={**os.environ, **paths}, stdout=subprocess.PIPE, text=True
+    )
+    metrics = here / "run/metrics.jsonl"
+    for _ in range(600):
+        if metrics.exists() and metrics.stat().st_size:
+            break
+        time.sleep(0.1)
+    process.send_signal(number)
+    out, _ = process.communicate(timeout=60)
+    assert process.returncode == code
+    assert "finishing the current chunk" in out
+    assert "resume with: qdhuac resume run" in out
+    done = RunDir.open(Path("run")).read_metrics()[-1]["generation"]
+    assert (here / f"run/checkpoints/{done:08d}-{0:012d}").is_dir()
