@@ -168,7 +168,7 @@ def test_initial_distribution_is_uniform_or_around_the_initial_value():
         np.testing.assert_allclose(agent.value(state, rows.obs, rows.action), expected, atol=0.15)
 
 
-@pytest.mark.parametrize("field", ["reward", "obs"])
+@pytest.mark.parametrize("field", ["reward", "obs", "next_obs", "action"])
 def test_a_poisoned_batch_changes_nothing_and_is_counted(field):
     agent = learner()
     state = agent.init(jax.random.key(0))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import json
 import sys
 import time
 from collections.abc import Sequence
@@ -115,6 +116,23 @@ def report(arguments: argparse.Namespace) -> int:
     folder = RunDir.open(Path(arguments.run_dir))
     print(f"report: {_write_report(folder)}")
     _warn(folder.notes)
+    return 0
+
+
+def bench(arguments: argparse.Namespace) -> int:
+    """Measure the stations of the ring."""
+    from qdhuac import bench as benches
+
+    if arguments.name is not None:
+        config.check_choice("bench", arguments.name, benches.BENCHES)
+    from qdhuac.running.jax_setup import prepare_jax
+
+    prepare_jax()
+    results = benches.run(benches.BENCHES if arguments.name is None else (arguments.name,))
+    if arguments.json:
+        print(json.dumps(benches.as_objects(results), indent=1, allow_nan=False))
+    else:
+        benches.print_table(results)
     return 0
 
 
@@ -260,6 +278,9 @@ def _parser() -> Parser:
 
     sub = command("report", report, "write report.html from a run's stored files")
     sub.add_argument("run_dir", metavar="RUN_DIR")
+    sub = command("bench", bench, "how fast learner, rollouts, archive and replay buffer are on this machine")
+    sub.add_argument("name", nargs="?", metavar="NAME", help="learner, rollout, archive or replay; default all")
+    sub.add_argument("--json", action="store_true", help="one list of objects instead of a table")
     command("doctor", doctor, "what this machine has and what will work")
     return parser
 

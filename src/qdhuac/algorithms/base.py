@@ -62,7 +62,7 @@ def emission(
     start = jax.vmap(fresh)(jax.random.split(jax.random.fold_in(state.key, 3), size))
     genotypes = jax.tree.map(lambda new, child: jnp.where(empty, new, child), start, genotypes)
     slots = jnp.where(empty, -1, slots)
-    # An exploring rollout stays what it is: at the start it is the untrained stochastic actor.
+    # An exploring rollout stays one, so that it is not archived: at the start it is a noisy random policy.
     operator = jnp.where(empty & (operator != EXPLORE), 0, operator)
 
     provenance = Provenance(

@@ -109,6 +109,8 @@ class TargetFreeLearner:
         batch = jax.eval_shape(lambda b: replay.sample(b, key, self.config.batch_size), buffer)
         shapes = jax.eval_shape(self.update, state, batch, key)[2]
         total = jax.tree.map(lambda s: jnp.zeros(s.shape, s.dtype), shapes)
+        # Nothing is stored while every evaluation is rejected: then there is nothing to learn from.
+        updates = jnp.where(buffer.size > 0, updates, 0)
         state, buffer, total = jax.lax.fori_loop(0, updates, body, (state, buffer, total))
         done = updates - sum(v for k, v in total.items() if k.startswith("count_"))
         return state, buffer, {k: v if k.startswith("count_") else v / done for k, v in total.items()}
@@ -137,12 +139,18 @@ class TargetFreeLearner:
             lambda s: (s, self._no_actor_metrics()),
             learnt,
         )
-        good_batch = jnp.all(jnp.isfinite(batch.transition.reward)) & jnp.all(jnp.isfinite(batch.transition.obs))
+        good_batch = jnp.all(jnp.stack([jnp.all(jnp.isfinite(leaf)) for leaf in batch.transition]))
         good_critic = jnp.isfinite(critic_norm) & jnp.isfinite(critic_metrics["critic_loss"])
         good_actor = jnp.isfinite(actor_metrics["actor_gradient_norm"])
         good = good_critic & good_actor
         state = jax.tree.map(lambda new, old: jnp.where(good, new, old), learnt, state)
-        metrics = critic_metrics | actor_metrics | {"critic_gradient_norm": critic_norm}
+        metrics = {
+            **critic_metrics,
+            **actor_metrics,
+            "critic_gradient_norm": critic_norm,
+            "effective_learning_rate": _kernel_norm(steps) / _kernel_norm(state.critics),
+            "temperature": jnp.exp(learnt.log_temperature),
+        }
         metrics = {k: jnp.where(good, v, 0.0) for k, v in metrics.items()}
         metrics |= {
             "count_skipped_batch": (~good & ~good_batch).astype(jnp.int32),
@@ -154,7 +162,7 @@ class TargetFreeLearner:
     def critic_loss(
         self, critics: tuple[Params, ...], state: LearnerState, batch: Batch, key: Array
     ) -> tuple[Array, tuple[tuple[Stats, ...], Array, Metrics]]:
-        """Cross-entropy to the projected target of the critic with the lower mean (Algorithm 1, lines 10-11)."""
+        """Cross-entropy to the projected target of the critic with the lower mean (Algorithm 1, lines 11-12)."""
         t, size, atoms = batch.transition, len(batch.weights), self.atoms
         noise = jax.random.normal(key, t.action.shape)
         next_action, next_log_prob = self.policy.sample(*state.actor, t.next_obs, noise)
@@ -209,7 +217,7 @@ class TargetFreeLearner:
         )
 
     def actor_loss(self, actor: Actor, state: LearnerState, obs: Array, noise: Array) -> tuple[Array, Array]:
-        """``alpha log pi - E[Z]`` (Algorithm 1, lines 12-13), and the entropy estimate."""
+        """``alpha log pi - E[Z]`` (Algorithm 1, lines 13-14), and the entropy estimate."""
         action, log_prob = self.policy.sample(*actor, obs, noise)
         value = self.value(state, obs, action)
         return jnp.mean(jnp.exp(state.log_temperature) * log_prob - value), -jnp.mean(log_prob)
@@ -220,7 +228,7 @@ class TargetFreeLearner:
             state.actor, state, batch.transition.obs, noise
         )
         steps, actor_optimiser = self._adam(self.config.actor_learning_rate).update(grad, state.actor_optimiser)
-        # d/d(log alpha) of alpha (H - H_target), with log alpha itself as the parameter (line 14)
+        # d/d(log alpha) of alpha (H - H_target), with log alpha itself as the parameter (line 15)
         temperature_grad = entropy - self.target_entropy
         temperature_step, temperature_optimiser = self._adam(self.config.temperature_learning_rate).update(
             temperature_grad, state.temperature_optimiser
@@ -231,12 +239,9 @@ class TargetFreeLearner:
             actor_optimiser=actor_optimiser,
             temperature_optimiser=temperature_optimiser,
         )
-        metrics = {
-            "actor_gradient_norm": optax.global_norm(grad),
-            "entropy": entropy,
-            "temperature": jnp.exp(state.log_temperature),
-        }
-        return state, metrics
+        # Only one update in `policy_delay` comes here: that many times the value makes the mean over all of them right.
+        delay = self.config.policy_delay
+        return state, {"actor_gradient_norm": delay * optax.global_norm(grad), "entropy": delay * entropy}
 
     def _with_initial_value(self, params: Params) -> Params:
         """Head bias of a broad bell around `initial_value`; nan leaves it uniform over the support."""
@@ -252,4 +257,11 @@ class TargetFreeLearner:
         return optax.adam(learning_rate)
 
     def _no_actor_metrics(self) -> Metrics:
-        return {"actor_gradient_norm": jnp.float32(0), "entropy": jnp.float32(0), "temperature": jnp.float32(0)}
+        return {"actor_gradient_norm": jnp.float32(0), "entropy": jnp.float32(0)}
+
+
+def _kernel_norm(critics: tuple[Params, ...]) -> Array:
+    """Norm of all hidden kernels together."""
+    return optax.global_norm(
+        [c[name]["kernel"] for c in critics for name in c if "kernel" in c[name] and name != "head"]
+    )

@@ -1,0 +1,53 @@
+"""`qdhuac bench`: how fast the stations of the ring are, each figure beside a yardstick from the same process."""
+
+from __future__ import annotations
+
+import importlib
+import sys
+from collections.abc import Iterable, Sequence
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:  # it needs JAX, which the command line imports last
+    from qdhuac.bench.timing import Result
+
+BENCHES = ("learner", "rollout", "archive", "replay")
+
+
+def run(names: Iterable[str] = BENCHES) -> list[Result]:
+    """The results of the named benches; what is being measured is told on stderr."""
+    results: list[Result] = []
+    for name in names:
+        for result in importlib.import_module(f"qdhuac.bench.{name}").measure():
+            print(f"bench {name}: {result.case} done", file=sys.stderr, flush=True)
+            results.append(result)
+    return results
+
+
+def as_objects(results: Sequence[Result]) -> list[dict[str, Any]]:
+    """What `--json` prints: one flat object per result."""
+    return [
+        {
+            "bench": r.bench,
+            "case": r.case,
+            "value": r.value,
+            "unit": r.unit,
+            "ratio": r.ratio,
+            "against": r.against,
+            **r.extra,
+        }
+        for r in results
+    ]
+
+
+def print_table(results: Sequence[Result]) -> None:
+    """The results for people."""
+    from rich.console import Console
+    from rich.table import Table
+
+    table = Table()
+    for heading in ("bench", "value", "unit", "ratio", "against", "GFLOP/s"):
+        table.add_column(heading, justify="right" if heading in ("value", "ratio", "GFLOP/s") else "left")
+    for r in results:
+        speed = f"{r.extra['gflops']:.1f}" if "gflops" in r.extra else ""
+        table.add_row(f"{r.bench} {r.case}", f"{r.value:,.4g}", r.unit, f"{r.ratio:.3g}", r.against, speed)
+    Console().print(table)

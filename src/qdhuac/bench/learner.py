@@ -1,0 +1,167 @@
+"""Milliseconds per full update beside the time that its matrix products alone would take.
+
+The ceiling is a program of nothing but those products, each of its shape, layout and number, timed in turn with the
+updates. What it leaves out - normalisation, softmax, the projection of the target, Adam, sampling - is what keeps the
+ratio below 1.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Mapping
+from itertools import pairwise
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+from qdhuac import config as configuration
+from qdhuac.bench.replay import filled, sample_and_set
+from qdhuac.bench.timing import Result, Stepper, best_times
+from qdhuac.config import Config
+from qdhuac.learning.policy import Policy
+from qdhuac.learning.replay import Replay
+from qdhuac.learning.target_free import TargetFreeLearner
+from qdhuac.tasks.locomotion import SPECS
+from qdhuac.types import Array
+
+OBS, ACTIONS = 17, 6  # HalfCheetah's
+REPEATS = 8
+WORK = 2e10  # FLOP of one measurement, about
+
+Layer = tuple[int, int]  # inputs, outputs
+
+
+class Product(NamedTuple):
+    """A matrix product [m, k] x [k, n] of 2 m k n FLOP."""
+
+    layout: str  # which operand is read transposed: "nn" neither, "tn" the left one, "nt" the right one
+    m: int
+    k: int
+    n: int
+
+    @property
+    def flop(self) -> int:
+        return 2 * self.m * self.k * self.n
+
+
+def products(learner: TargetFreeLearner) -> dict[Product, float]:
+    """Every matrix product that one update needs, and how often; an actor that is updated less often counts less.
+
+    Of a layer [i, o] on r rows the forward pass is x W: [r, i] x [i, o]; the gradient of its weights is x' g:
+    [i, r] x [r, o]; the gradient of its input is g W': [r, o] x [o, i].
+    """
+    count: dict[Product, float] = defaultdict(float)
+
+    def forward(rows: int, layer: Layer, times: float) -> None:
+        count[Product("nn", rows, *layer)] += times
+
+    def weights(rows: int, layer: Layer, times: float) -> None:
+        count[Product("tn", layer[0], rows, layer[1])] += times
+
+    def inputs(rows: int, layer: Layer, times: float) -> None:
+        count[Product("nt", rows, layer[1], layer[0])] += times
+
+    critic, policy, batch = learner.critic, learner.policy, learner.config.batch_size
+    critics, often = learner.critic_config.critics, 1 / learner.config.policy_delay
+
+    # The critic's joint pass over (s, a) and (s', a'). The output of the second half is held constant, so that the
+    # head is differentiated on the first half alone; the layers below it meet both halves in their batch statistics.
+    stem, hidden = (critic.obs_size + critic.action_size, critic.width), (critic.width, critic.width)
+    layers = [stem, *[hidden] * 2 * critic.blocks, (critic.width, critic.outputs)]
+    for i, layer in enumerate(layers):
+        rows = batch if i == len(layers) - 1 else 2 * batch
+        forward(2 * batch, layer, critics * (2 if learner.config.target_tau else 1))
+        weights(rows, layer, critics)
+        if i > 0 or (critic.batch_norm and critic.input_norm):  # the norm of the inputs has parameters
+            inputs(rows, layer, critics)
+
+    # The actor's pass through the critic in evaluation mode: the gradient of the action, not of any weight.
+    for i, layer in enumerate(layers):
+        forward(batch, layer, critics * often)
+        inputs(batch, layer if i > 0 else (critic.action_size, critic.width), critics * often)
+
+    # The policy: forward for the next action; forward and backward for the actor's loss. It ends in mean and log-std.
+    layers = [*pairwise((policy.obs_size, *policy.hidden)), *[(policy.hidden[-1], policy.action_size)] * 2]
+    for i, layer in enumerate(layers):
+        forward(batch, layer, 1 + often)
+        weights(batch, layer, often)
+        if i > 0:
+            inputs(batch, layer, often)
+    return dict(count)
+
+
+def flop(learner: TargetFreeLearner) -> float:
+    """FLOP of all matrix products of one update."""
+    return sum(product.flop * times for product, times in products(learner).items())
+
+
+def measure() -> Iterator[Result]:
+    """The paper's shapes with one and two critics, and the laptop preset."""
+    for critics, case in ((1, "paper/1-critic"), (2, "paper/2-critics")):
+        yield from _measure(case, configuration.make("qdhuac", "paper", {"critic.critics": critics}), critics == 2)
+    yield from _measure("laptop", configuration.make("qdhuac", "laptop"))
+
+
+def build(settings: Config) -> tuple[TargetFreeLearner, Replay]:
+    """Learner and replay buffer as a run on HalfCheetah has them."""
+    low, high = SPECS["halfcheetah"].support
+    critic = settings.critic
+    critic = dataclasses.replace(
+        critic,
+        v_min=low if math.isnan(critic.v_min) else critic.v_min,
+        v_max=high if math.isnan(critic.v_max) else critic.v_max,
+    )
+    learner = TargetFreeLearner(Policy(OBS, ACTIONS, settings.policy.hidden), critic, settings.learner)
+    r = settings.replay
+    return learner, Replay(r.capacity, OBS, ACTIONS, r.priority_exponent, r.importance_beta)
+
+
+def _measure(case: str, settings: Config, with_replay: bool = False) -> Iterator[Result]:
+    learner, replay = build(settings)
+    work = flop(learner)
+    updates = max(2, round(WORK / work))
+    key = jax.random.key(0)
+
+    def learn(state: Any, updates: Array) -> Any:
+        return learner.learn(state[0], replay, state[1], key, updates)[:2]
+
+    state = (jax.jit(learner.init)(key), filled(replay, key))
+    calls: dict[str, Callable[[], Any]] = {
+        "update": Stepper(learn, state, jnp.int32(updates)),
+        "products": bare(products(learner), updates),
+    }
+    if with_replay:
+        calls["replay"] = Stepper(sample_and_set(replay, learner.config.batch_size, updates), filled(replay, key), key)
+    times = {name: seconds / updates for name, seconds in best_times(calls, REPEATS).items()}
+
+    extra = {"flop": work, "gflops": work / times["update"] / 1e9, "ceiling_gflops": work / times["products"] / 1e9}
+    ratio = times["products"] / times["update"]
+    yield Result("learner", case, 1e3 * times["update"], "ms/update", ratio, "gemm ceiling", extra)
+    if with_replay:
+        share = times["replay"] / times["update"]
+        ms = {"ms": 1e3 * times["replay"]}
+        yield Result("learner", f"{case.split('/')[0]}/per-share", share, "share", share, "full update", ms)
+
+
+def bare(needed: Mapping[Product, float], updates: int) -> Callable[[], list[Array]]:
+    """The matrix products of so many updates in one program, and nothing else."""
+
+    def repeat(product: Product, left: Array, right: Array, times: int) -> Array:
+        contracted = ((0 if product.layout[0] == "t" else 1,), (1 if product.layout[1] == "t" else 0,))
+
+        def body(i: Array, carry: tuple[Array, Array]) -> tuple[Array, Array]:
+            left = carry[0].at[0, 0].set(i.astype(float))  # a product that stays the same would leave the loop
+            return left, jax.lax.dot_general(left, right, (contracted, ((), ())))
+
+        return jax.lax.fori_loop(0, times, body, (left, jnp.zeros((product.m, product.n))))[1]
+
+    def operand(shape: tuple[int, int], side: str) -> Array:
+        return jax.random.normal(jax.random.key(0), shape[::-1] if side == "t" else shape)
+
+    operands = [(operand((p.m, p.k), p.layout[0]), operand((p.k, p.n), p.layout[1])) for p in needed]
+    loops = [(product, max(1, round(often * updates))) for product, often in needed.items()]
+    run = jax.jit(lambda pairs: [repeat(p, *pair, n) for (p, n), pair in zip(loops, pairs, strict=True)])
+    return lambda: run(operands)

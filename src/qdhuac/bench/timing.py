@@ -1,0 +1,52 @@
+"""What the benches share: a result, and a clock that is fair on a busy machine."""
+
+from __future__ import annotations
+
+import dataclasses
+import time
+from collections.abc import Callable, Hashable, Mapping
+from typing import Any, TypeVar
+
+import jax
+
+Name = TypeVar("Name", bound=Hashable)
+
+
+@dataclasses.dataclass(frozen=True)
+class Result:
+    """One figure. `ratio` is ours as a share or a multiple of what `against` names, from the same process."""
+
+    bench: str
+    case: str
+    value: float
+    unit: str
+    ratio: float
+    against: str
+    extra: Mapping[str, float] = dataclasses.field(default_factory=dict)
+
+
+def best_times(calls: Mapping[Name, Callable[[], Any]], repeats: int) -> dict[Name, float]:
+    """Seconds of the fastest of `repeats` calls of each function, after one call that warms it up.
+
+    The functions take turns, so that a slow spell of the machine meets them all.
+    """
+    for call in calls.values():
+        jax.block_until_ready(call())
+    best = dict.fromkeys(calls, float("inf"))
+    for _ in range(repeats):
+        for name, call in calls.items():
+            start = time.perf_counter()
+            jax.block_until_ready(call())
+            best[name] = min(best[name], time.perf_counter() - start)
+    return best
+
+
+class Stepper:
+    """A jitted function from a donated state to the next one, as a call without arguments."""
+
+    def __init__(self, step: Callable[..., Any], state: Any, *arguments: Any) -> None:
+        self._step, self._state, self._arguments = jax.jit(step, donate_argnums=0), state, arguments
+
+    def __call__(self) -> Any:
+        self._state = self._step(self._state, *self._arguments)
+        return self._state

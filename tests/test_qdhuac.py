@@ -1,0 +1,194 @@
+"""The whole algorithm on an environment that compiles in a moment: composition, injection, storage, learning."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from qdhuac import config as configuration
+from qdhuac.algorithms import qdhuac
+from qdhuac.archives.dns import DominatedNoveltyArchive
+from qdhuac.emitters.gradient import gradient_mutation
+from qdhuac.learning.policy import Policy
+from qdhuac.types import ACTOR, EXPLORE, GRADIENT, ISOLINE, RANDOM, Evaluation, Transition
+
+STEPS = 8
+POLICY = Policy(2, 1, (16, 16))
+
+
+@dataclasses.dataclass(frozen=True)
+class ReachTask:
+    """A point on a line moved by its action; reward is highest at +1; the descriptor is where it ends."""
+
+    policy: Policy = POLICY
+    obs_size: int = 2
+    action_size: int = 1
+    support: tuple[float, float] = (-20.0, 10.0)
+    descriptor_bounds: tuple = ((-2.0,), (2.0,))
+    reward_offset: float = 3.0
+    episode_length: int = STEPS
+
+    @functools.partial(jax.jit, static_argnums=0)
+    def evaluate(self, genotypes, key, exploration=None):
+        def one(genotype, start, head, active, key):
+            def step(x, key):
+                obs = jnp.array([x, 1.0])
+                noise = jax.random.normal(key, (1,))
+                sampled, _ = self.policy.sample(genotype, head, obs, noise)
+                action = jnp.where(active, sampled, self.policy.act(genotype, obs))
+                after = jnp.clip(x + 0.5 * action[0], -2.0, 2.0)
+                row = Transition(obs, action, 1.0 - jnp.square(after - 1.0), 0.0, jnp.array([after, 1.0]))
+                return after, row
+
+            end, rows = jax.lax.scan(step, start, jax.random.split(key, STEPS))
+            return jnp.sum(rows.reward), end[None], rows
+
+        n = len(jax.tree.leaves(genotypes)[0])
+        head, active = exploration or (jax.vmap(self.policy.init_head)(jax.random.split(key, n)), jnp.zeros(n, bool))
+        start = jax.random.uniform(key, (n,), minval=-0.2, maxval=0.2)
+        fitness, descriptor, rows = jax.vmap(one)(genotypes, start, head, active, jax.random.split(key, n))
+        rows = rows._replace(terminal=jnp.zeros((n, STEPS)))
+        return Evaluation(fitness, descriptor, jnp.full(n, STEPS, jnp.int32), rows, jnp.ones((n, STEPS), bool))
+
+
+def make(**overrides):
+    values = {
+        "emitter.batch_size": 10,
+        "learner.batch_size": 64,
+        "learner.reward_scale": 0.1,
+        "learner.discount": 0.8,
+        "task.episode_length": STEPS,
+        "archive.capacity": 20,
+        "replay.capacity": 4000,
+    } | {name.replace("__", "."): value for name, value in overrides.items()}
+    config = configuration.make("qdhuac", "smoke", values)
+    task = ReachTask()
+    return task, qdhuac.from_config(config, task, DominatedNoveltyArchive(config.archive.capacity, 3))
+
+
+@functools.partial(jax.jit, static_argnums=(0, 1))
+def generation(task, algorithm, state, updates):
+    emission = algorithm.ask(state)
+    evaluation = task.evaluate(emission.genotypes, jax.random.fold_in(state.key, 1), emission.exploration)
+    state, told = algorithm.tell(state, emission, evaluation)
+    state, learnt = algorithm.learn(state, updates)
+    return state, emission, evaluation, told | learnt
+
+
+@pytest.fixture(scope="module")
+def trained():
+    """Thirty generations, and what the first and last of them said."""
+    task, algorithm = make(emitter__exploration_rollouts=2)
+    state = algorithm.init(jax.random.key(0))
+    records = []
+    for _ in range(30):
+        state, emission, evaluation, record = generation(task, algorithm, state, jnp.int32(100))
+        records.append(jax.device_get(record))
+    return task, algorithm, state, emission, evaluation, records
+
+
+@pytest.mark.parametrize(("explorers", "expected"), [(0, [5, 4, 1, 0]), (2, [4, 3, 1, 2])])
+def test_offspring_are_split_among_the_operators(explorers, expected):
+    task, algorithm = make(emitter__exploration_rollouts=explorers)
+    state, first, *_ = generation(task, algorithm, algorithm.init(jax.random.key(0)), jnp.int32(1))
+    operators = np.asarray(algorithm.ask(state).provenance.operator)
+    assert [int(np.sum(operators == o)) for o in (ISOLINE, GRADIENT, ACTOR, EXPLORE)] == expected
+    assert set(np.asarray(first.provenance.operator)) <= {RANDOM, EXPLORE}
+
+
+def test_the_injected_genotype_is_the_learners_actor_without_its_head(trained):
+    _, algorithm, state, *_ = trained
+    emission = algorithm.ask(state)
+    slot = int(np.flatnonzero(np.asarray(emission.provenance.operator) == ACTOR)[0])
+    for child, actor in zip(*map(jax.tree.leaves, (emission.genotypes, state.learner.actor.policy)), strict=True):
+        np.testing.assert_array_equal(child[slot], actor)
+    assert emission.exploration is not None
+    active = np.asarray(emission.exploration.active)
+    np.testing.assert_array_equal(active, np.asarray(emission.provenance.operator) == EXPLORE)
+
+
+def test_exploring_rollouts_give_data_but_are_not_archived(trained):
+    task, algorithm, state, emission, *_ = trained
+    assert EXPLORE not in np.asarray(state.archive.provenance.operator)
+    rows = algorithm.replay.unpack(state.replay.rows[: int(state.replay.size)])
+    assert int(state.replay.size) == 30 * 10 * STEPS
+    # The last two rollouts of a generation explore: their actions are not what their policy says.
+    deterministic = jax.vmap(task.policy.act)(emission.genotypes, rows.obs[-10 * STEPS :].reshape(10, STEPS, -1))
+    surprise = np.max(np.abs(deterministic - rows.action[-10 * STEPS :].reshape(10, STEPS, -1)), axis=(1, 2))
+    assert np.all(surprise[:8] < 1e-5)
+    assert np.all(surprise[8:] > 1e-3)
+
+
+def test_it_learns_to_reach_the_goal(trained):
+    _, _, state, _, _, records = trained
+    best = max(float(r["actor/fitness"]) for r in records[-3:])
+    assert best > 5.0  # standing still is worth 0; going straight to +1 is worth at least 5.7
+    assert float(jnp.max(state.archive.fitness)) >= best - 1e-5
+    assert float(records[-1]["critic_loss"]) < float(records[0]["critic_loss"])
+
+
+def test_gradient_children_improve_on_their_parents_by_the_critics_own_measure(trained):
+    _, algorithm, state, *_ = trained
+    slots = jnp.argsort(state.archive.fitness)[-4:]
+    children = algorithm._ascend(state, jax.random.key(5), slots)
+    obs = algorithm.replay.sample(state.replay, jax.random.key(6), 256).transition.obs
+
+    def value(genotype):
+        return jnp.mean(algorithm.learner.value(state.learner, obs, algorithm.learner.policy.act(genotype, obs)))
+
+    parents = jax.tree.map(lambda x: x[slots], state.archive.genotypes)
+    assert np.all(np.asarray(jax.vmap(value)(children)) > np.asarray(jax.vmap(value)(parents)))
+
+
+def test_gradient_mutation_is_adam_from_a_fresh_start():
+    """Adam's first step is the learning rate times the sign of the gradient, for each parent on its own."""
+    parents = {"w": jnp.array([[1.0, -2.0], [0.5, 0.0]])}
+    obs = jnp.ones((2, 1, 3, 2)) * jnp.array([1.0, -1.0])[:, None, None, None]
+    children = gradient_mutation(parents, obs, lambda g, o: jnp.sum(g["w"] * o.mean(0)), learning_rate=0.1)
+    np.testing.assert_allclose(children["w"], [[1.1, -1.9], [0.4, -0.1]], atol=1e-4)
+
+
+def test_a_poisoned_rollout_reaches_neither_archive_nor_replay():
+    task, algorithm = make()
+    state = algorithm.init(jax.random.key(0))
+    emission = algorithm.ask(state)
+    evaluation = task.evaluate(emission.genotypes, jax.random.key(1))
+    rewards = evaluation.transitions.reward.at[3, 2].set(jnp.nan)
+    evaluation = evaluation._replace(transitions=evaluation.transitions._replace(reward=rewards))
+    state, record = algorithm.tell(state, emission, evaluation)
+    assert int(record["rejected_transitions"]) == int(record["rejected"]) == 1
+    assert int(state.replay.size) == 9 * STEPS
+    assert int(jnp.sum(jnp.isfinite(state.archive.fitness))) == 9
+    assert bool(jnp.all(jnp.isfinite(state.replay.rows)))
+
+
+def test_nothing_is_learnt_from_an_empty_buffer():
+    task, algorithm = make()
+    state = algorithm.init(jax.random.key(0))
+    after, _ = jax.jit(algorithm.learn)(state, jnp.int32(5))
+    for a, b in zip(jax.tree.leaves(after._replace(key=0)), jax.tree.leaves(state._replace(key=0)), strict=True):
+        np.testing.assert_array_equal(a, b)
+
+
+def test_updates_do_not_depend_on_how_they_are_chunked():
+    task, algorithm = make()
+    state, *_ = generation(task, algorithm, algorithm.init(jax.random.key(0)), jnp.int32(1))
+    learn = jax.jit(algorithm.learn)
+    whole, _ = learn(state, jnp.int32(30))
+    parts, _ = learn(learn(state, jnp.int32(11))[0], jnp.int32(19))
+    for a, b in zip(jax.tree.leaves(whole.learner), jax.tree.leaves(parts.learner), strict=True):
+        np.testing.assert_array_equal(a, b)
+
+
+def test_support_comes_from_the_task_unless_it_is_given():
+    _, algorithm = make()
+    assert (algorithm.learner.critic_config.v_min, algorithm.learner.critic_config.v_max) == (-20.0, 10.0)
+    _, algorithm = make(critic__v_max=50.0)
+    np.testing.assert_allclose(algorithm.learner.atoms[jnp.array([0, -1])], [-2.0, 5.0], rtol=1e-6)
+    with pytest.raises(configuration.UserError, match=r"critic.v_min=70.*below critic.v_max=10"):
+        make(critic__v_min=70.0)
