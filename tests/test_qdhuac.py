@@ -168,7 +168,7 @@ def test_a_poisoned_rollout_reaches_neither_archive_nor_replay():
 
 
 def test_nothing_is_learnt_from_an_empty_buffer():
-    task, algorithm = make()
+    _, algorithm = make()
     state = algorithm.init(jax.random.key(0))
     after, _ = jax.jit(algorithm.learn)(state, jnp.int32(5))
     for a, b in zip(jax.tree.leaves(after._replace(key=0)), jax.tree.leaves(state._replace(key=0)), strict=True):

@@ -262,6 +262,5 @@ class TargetFreeLearner:
 
 def _kernel_norm(critics: tuple[Params, ...]) -> Array:
     """Norm of all hidden kernels together."""
-    return optax.global_norm(
-        [c[name]["kernel"] for c in critics for name in c if "kernel" in c[name] and name != "head"]
-    )
+    hidden = [layer for critic in critics for name, layer in critic.items() if name != "head" and "kernel" in layer]
+    return optax.global_norm([layer["kernel"] for layer in hidden])
