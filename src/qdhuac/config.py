@@ -146,10 +146,12 @@ PRESETS: dict[str, dict[str, Any]] = {
     "paper": {"run.env_steps": 2_000_000},
     "laptop": {
         "archive.capacity": 50,
-        "critic.width": 256,
+        "critic.width": 128,
         "learner.batch_size": 128,
         "learner.utd": 0.5,
         "emitter.exploration_rollouts": 2,
+        "emitter.gradient_steps": 1000,
+        "emitter.gradient_learning_rate": 1e-3,
         "run.env_steps": 210_000,
     },
     "smoke": {

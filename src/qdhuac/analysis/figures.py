@@ -11,7 +11,7 @@ from typing import Any
 import matplotlib
 import numpy as np
 from matplotlib.figure import Figure
-from matplotlib.ticker import EngFormatter, MaxNLocator
+from matplotlib.ticker import EngFormatter, FuncFormatter, MaxNLocator
 
 ACCENT = "#2f7ed8"
 _INK = "#7a7f87"  # readable on white and on black; becomes the page's own text colour in SVG
@@ -67,7 +67,7 @@ def archive(
             axes.set_xlabel(labels[0])
             axes.set_ylabel("fitness")
             axes.set_xlim(*_widened(bounds[0][0], bounds[1][0]))
-            _tidy(axes, x_engineering=False)
+            _tidy(axes)
             return figure
         pairs = list(itertools.combinations(range(min(size, 4)), 2))
         columns = min(3, len(pairs))
@@ -109,12 +109,15 @@ def svg(figure: Figure) -> str:
     return text.replace(_INK, "currentColor").replace("'DejaVu Sans'", "system-ui, 'DejaVu Sans'")
 
 
-def _tidy(axes: Any, x_engineering: bool = True) -> None:
-    if x_engineering:
-        axes.xaxis.set_major_formatter(EngFormatter(sep=""))
-    axes.xaxis.set_major_locator(MaxNLocator(5))
-    axes.yaxis.set_major_formatter(EngFormatter(sep=""))
-    axes.yaxis.set_major_locator(MaxNLocator(5))
+def _tidy(axes: Any) -> None:
+    for axis in (axes.xaxis, axes.yaxis):
+        axis.set_major_formatter(FuncFormatter(_tick))
+        axis.set_major_locator(MaxNLocator(5))
+
+
+def _tick(value: float, _: int) -> str:
+    """Thousands as k and M, but nothing below one as m, which nobody reads."""
+    return EngFormatter(sep="")(value) if abs(value) >= 1000 else f"{value:.3g}"
 
 
 def _widened(low: float, high: float) -> tuple[float, float]:

@@ -28,6 +28,12 @@ from qdhuac.tasks.locomotion import SPECS
 from qdhuac.types import Array
 
 OBS, ACTIONS = 17, 6  # HalfCheetah's
+CASES: dict[str, tuple[str, dict[str, Any]]] = {  # preset and what is changed in it
+    "paper/1-critic": ("paper", {"critic.critics": 1}),
+    "paper/2-critics": ("paper", {"critic.critics": 2}),
+    "laptop": ("laptop", {}),
+}
+REPLAY_CASE = "paper/1-critic"  # where the share of the replay buffer is largest
 REPEATS = 8
 WORK = 2e10  # FLOP of one measurement, about
 
@@ -100,9 +106,8 @@ def flop(learner: TargetFreeLearner) -> float:
 
 def measure() -> Iterator[Result]:
     """The paper's shapes with one and two critics, and the laptop preset."""
-    for critics, case in ((1, "paper/1-critic"), (2, "paper/2-critics")):
-        yield from _measure(case, configuration.make("qdhuac", "paper", {"critic.critics": critics}), critics == 2)
-    yield from _measure("laptop", configuration.make("qdhuac", "laptop"))
+    for case, (preset, changes) in CASES.items():
+        yield from _measure(case, configuration.make("qdhuac", preset, changes))
 
 
 def build(settings: Config) -> tuple[TargetFreeLearner, Replay]:
@@ -119,7 +124,7 @@ def build(settings: Config) -> tuple[TargetFreeLearner, Replay]:
     return learner, Replay(r.capacity, OBS, ACTIONS, r.priority_exponent, r.importance_beta)
 
 
-def _measure(case: str, settings: Config, with_replay: bool = False) -> Iterator[Result]:
+def _measure(case: str, settings: Config) -> Iterator[Result]:
     learner, replay = build(settings)
     work = flop(learner)
     updates = max(2, round(WORK / work))
@@ -133,14 +138,14 @@ def _measure(case: str, settings: Config, with_replay: bool = False) -> Iterator
         "update": Stepper(learn, state, jnp.int32(updates)),
         "products": bare(products(learner), updates),
     }
-    if with_replay:
+    if case == REPLAY_CASE:
         calls["replay"] = Stepper(sample_and_set(replay, learner.config.batch_size, updates), filled(replay, key), key)
     times = {name: seconds / updates for name, seconds in best_times(calls, REPEATS).items()}
 
     extra = {"flop": work, "gflops": work / times["update"] / 1e9, "ceiling_gflops": work / times["products"] / 1e9}
     ratio = times["products"] / times["update"]
     yield Result("learner", case, 1e3 * times["update"], "ms/update", ratio, "gemm ceiling", extra)
-    if with_replay:
+    if case == REPLAY_CASE:
         share = times["replay"] / times["update"]
         ms = {"ms": 1e3 * times["replay"]}
         yield Result("learner", f"{case.split('/')[0]}/per-share", share, "share", share, "full update", ms)
@@ -163,5 +168,5 @@ def bare(needed: Mapping[Product, float], updates: int) -> Callable[[], list[Arr
 
     operands = [(operand((p.m, p.k), p.layout[0]), operand((p.k, p.n), p.layout[1])) for p in needed]
     loops = [(product, max(1, round(often * updates))) for product, often in needed.items()]
-    run = jax.jit(lambda pairs: [repeat(p, *pair, n) for (p, n), pair in zip(loops, pairs, strict=True)])
+    run = jax.jit(lambda pairs: [repeat(p, x, w, n) for (p, n), (x, w) in zip(loops, pairs, strict=True)])
     return lambda: run(operands)

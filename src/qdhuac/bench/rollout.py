@@ -12,7 +12,8 @@ from qdhuac.bench.timing import Result, best_times
 from qdhuac.running.build import build_task
 
 TASKS = ("hopper", "walker2d", "halfcheetah", "ant", "humanoid")
-BACKENDS = ("mjx",)  # the first one is what the others are measured against
+# The first one is what the others are measured against.
+BACKENDS = tuple(backend for backend in ("mjx", "native") if backend in configuration.BACKENDS)
 BATCH = 10
 STEPS = 100
 REPEATS = 3
