@@ -38,9 +38,8 @@ def test_flop_is_the_hand_count():
     assert learner.flop(tiny(input_norm=False)) == learner.flop(tiny()) - 2 * 12 * 20
 
 
-@pytest.mark.parametrize("critics", [1, 2])
-def test_flop_agrees_with_the_cost_that_xla_sees(critics):
-    settings = configuration.make("qdhuac", "laptop", {"critic.critics": critics, "replay.capacity": 1000})
+def test_flop_agrees_with_the_cost_that_xla_sees():
+    settings = configuration.make("qdhuac", "laptop", {"critic.critics": 1, "replay.capacity": 1000})
     agent, buffer = learner.build(settings)
     key = jax.random.key(0)
     state = jax.eval_shape(agent.init, key)
@@ -145,10 +144,7 @@ def test_unknown_bench(capsys):
     assert all(word in err for word in ("magic", *bench.BENCHES))
 
 
-def test_a_full_humanoid_replay_fits_its_budget(monkeypatch):
-    monkeypatch.setattr(replay, "best_times", lambda calls, repeats: dict.fromkeys(calls, 1.0))
-    monkeypatch.setattr(replay, "filled", lambda replay, key: jax.eval_shape(replay.init))
-    *_, memory = replay.measure()
-    assert memory.case == "memory/humanoid"
+def test_a_full_humanoid_replay_fits_its_budget():
+    memory = replay.memory(1_000_000)
     assert 1e6 * (2 * 244 + 17 + 2) * 4 / 1e9 < memory.value <= 2.2
     assert memory.ratio == pytest.approx(memory.value / 2.2)

@@ -18,7 +18,7 @@ import tomli_w
 from qdhuac.errors import UserError
 
 TASKS = ("hopper", "walker2d", "halfcheetah", "ant", "humanoid", "ant_omni", "humanoid_omni")
-BACKENDS = ("mjx", "spring", "positional", "generalized")
+BACKENDS = ("mjx", "native", "spring", "positional", "generalized")
 ALGORITHMS = ("qdhuac", "dns", "map_elites")
 LEARNING_ALGORITHMS = ("qdhuac",)
 

@@ -48,7 +48,7 @@ def curve(x: Sequence[float], y: Sequence[float | None], title: str, xlabel: str
         axes.plot(x, values, color=ACCENT, linewidth=1.8, marker="o" if len(values) < 25 else None, markersize=3)
         axes.set_title(title)
         axes.set_xlabel(xlabel)
-        _tidy(axes)
+        tidy(axes)
         return figure
 
 
@@ -67,7 +67,7 @@ def archive(
             axes.set_xlabel(labels[0])
             axes.set_ylabel("fitness")
             axes.set_xlim(*_widened(bounds[0][0], bounds[1][0]))
-            _tidy(axes)
+            tidy(axes)
             return figure
         pairs = list(itertools.combinations(range(min(size, 4)), 2))
         columns = min(3, len(pairs))
@@ -109,7 +109,8 @@ def svg(figure: Figure) -> str:
     return text.replace(_INK, "currentColor").replace("'DejaVu Sans'", "system-ui, 'DejaVu Sans'")
 
 
-def _tidy(axes: Any) -> None:
+def tidy(axes: Any) -> None:
+    """Few ticks, with readable numbers."""
     for axis in (axes.xaxis, axes.yaxis):
         axis.set_major_formatter(FuncFormatter(_tick))
         axis.set_major_locator(MaxNLocator(5))

@@ -10,6 +10,7 @@ from qdhuac.archives.dns import DominatedNoveltyArchive
 from qdhuac.archives.grid import GridArchive
 from qdhuac.config import ArchiveConfig, Config
 from qdhuac.tasks.locomotion import Locomotion
+from qdhuac.tasks.native import NativeLocomotion
 from qdhuac.types import Algorithm, Archive, Task
 
 
@@ -21,13 +22,11 @@ def build(config: Config) -> tuple[Any, Algorithm]:
 
 def build_task(config: Config) -> Any:
     """The simulated robot."""
-    return Locomotion(
-        config.task.name,
-        backend=config.task.backend,
-        episode_length=config.task.episode_length,
-        after_termination=config.task.after_termination,
-        hidden=config.policy.hidden,
-    )
+    t = config.task
+    common: dict[str, Any] = {"episode_length": t.episode_length, "after_termination": t.after_termination}
+    if t.backend == "native":
+        return NativeLocomotion(t.name, hidden=config.policy.hidden, **common)
+    return Locomotion(t.name, backend=t.backend, hidden=config.policy.hidden, **common)
 
 
 def build_algorithm(config: Config, task: Any) -> Algorithm:
