@@ -17,6 +17,8 @@ from qdhuac.learning.policy import Policy
 from qdhuac.learning.target_free import TargetFreeLearner
 from qdhuac.types import Evaluation
 
+SMALLEST = {"critic.critics": 1, "critic.blocks": 0, "policy.hidden": (16,)}
+
 
 def tiny(critics=1, policy_delay=1, **changes):
     critic = CriticConfig(width=4, blocks=1, atoms=5, critics=critics, v_min=-1.0, v_max=1.0, **changes)
@@ -51,7 +53,7 @@ def test_flop_agrees_with_the_cost_that_xla_sees():
 
 def test_replay_is_updated_in_place():
     """At this capacity a single copy of the rows would show: the network's own buffers are a hundredth of them."""
-    settings = configuration.make("qdhuac", "smoke", {"replay.capacity": 500_000})
+    settings = configuration.make("qdhuac", "smoke", SMALLEST | {"replay.capacity": 500_000})
     agent, buffer = learner.build(settings)
     state, rows = jax.eval_shape(agent.init, jax.random.key(0)), jax.eval_shape(buffer.init)
     learn = jax.jit(lambda s, b, k, n: agent.learn(s, buffer, b, k, n), donate_argnums=(0, 1))
@@ -95,11 +97,11 @@ class ToyTask:
 @pytest.fixture
 def small(monkeypatch):
     """Every bench at sizes that take a moment."""
-    changes = {"critic.critics": 1, "learner.batch_size": 8}
-    monkeypatch.setattr(learner, "CASES", {"paper/1-critic": ("smoke", changes)})
+    monkeypatch.setattr(learner, "CASES", {"paper/1-critic": ("smoke", SMALLEST)})
     monkeypatch.setattr(learner, "WORK", 1e6)
     monkeypatch.setattr(replay, "CAPACITY", 1000)
     monkeypatch.setattr(replay, "ADDED", 50)
+    monkeypatch.setattr(replay, "LOOPS", {"tree": 2, "flat": 2})
     monkeypatch.setattr(archive, "CAPACITIES", (20, 40))
     monkeypatch.setattr(rollout, "build_task", lambda settings: ToyTask())
     monkeypatch.setattr("qdhuac.running.jax_setup.prepare_jax", lambda: None)
