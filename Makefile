@@ -6,8 +6,8 @@ PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check --constr
 
 .PHONY: setup train test lint clean
 
-train: setup  ## the main job: a repertoire for HalfCheetah with the default preset
-	$(BIN)/qdhuac train
+train: setup  ## the main job: a repertoire for HalfCheetah with the default preset; ARGS="--task ant" adds options
+	$(BIN)/qdhuac train $(ARGS)
 
 test: $(VENV)/.dev  ## linter, type check, tests
 	$(BIN)/ruff check .
