@@ -57,6 +57,7 @@ def refused(capsys, here, *arguments):
         (["train", "--seed", "two"], ["run.seed", "two", "whole number"]),
         (["train", "--generations", "0"], ["run.generations"]),
         (["train", "--generations", "-3"], ["run.generations", "-3"]),
+        (["train", "--generations", "9" * 20], ["run.generations", "at most"]),
         (["train", "--env-steps", "many"], ["run.env_steps", "many"]),
         (["train", "--tusk", "ant"], ["--tusk"]),
         (["train", "a\nb"], ["a b"]),

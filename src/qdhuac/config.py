@@ -64,7 +64,7 @@ class EmitterConfig:
 class ArchiveConfig:
     kind: str = key("dns", "Dominated Novelty Search, a regular grid, or CVT cells", choices=("dns", "grid", "cvt"))
     capacity: int = key(250, "individuals that the archive holds at most", ge=1, le=1_000_000)
-    neighbours: int = key(7, "DNS: nearest fitter neighbours that novelty is averaged over", ge=1)
+    neighbours: int = key(7, "DNS: nearest fitter neighbours that novelty is averaged over", ge=1, le=1_000_000)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -117,12 +117,12 @@ class ReplayConfig:
 @dataclasses.dataclass(frozen=True)
 class RunConfig:
     seed: int = key(0, "seed of everything random", ge=0, le=2**31 - 1)
-    generations: int = key(0, "stop after so many generations; 0: no such bound", ge=0)
-    env_steps: int = key(300_000, "stop after so many environment steps; 0: no such bound", ge=0)
+    generations: int = key(0, "stop after so many generations; 0: no such bound", ge=0, le=10**12)
+    env_steps: int = key(300_000, "stop after so many environment steps; 0: no such bound", ge=0, le=10**12)
     checkpoint_minutes: float = key(5.0, "wall time between checkpoints; there is always one at the end", ge=0)
-    checkpoint_generations: int = key(0, "also after every so many generations; 0: by time alone", ge=0)
+    checkpoint_generations: int = key(0, "also after every so many generations; 0: by time alone", ge=0, le=10**12)
     chunk: int = key(1000, "learner updates between two looks at signals and the clock", ge=1, le=1_000_000)
-    failure_budget: int = key(100, "non-finite evaluations or updates after which the run gives up", ge=0)
+    failure_budget: int = key(100, "non-finite evaluations or updates after which the run gives up", ge=0, le=10**12)
 
 
 @dataclasses.dataclass(frozen=True)
