@@ -66,6 +66,7 @@ def refused(capsys, here, *arguments):
         (["train", "--run-dir", "a_file/run"], ["--run-dir", "a_file", "not a folder"]),
         (["train", "--run-dir", "a_folder"], ["a_folder", "exists", "resume"]),
         (["train", "--run-dir", "x" * 300], ["--run-dir"]),
+        (["train", "--run-dir", "new/parent/" + "x" * 300], ["--run-dir"]),
         (["train", "--run-dir", "/proc/nowhere/run"], ["--run-dir"]),
         (["resume"], ["RUN_DIR"]),
         (["resume", "nowhere"], ["nowhere", "no such folder"]),
@@ -197,3 +198,62 @@ def test_signals_save_and_say_how_to_go_on(here, number, code):
     assert "resume with: qdhuac resume run" in out
     done = RunDir.open(Path("run")).read_metrics()[-1]["generation"]
     assert (here / f"run/checkpoints/{done:08d}-{0:012d}").is_dir()
+
+
+def test_no_write_permission_is_refused_at_once(capsys, here, toys, monkeypatch):
+    cli.main([*TRAIN, "--generations", "1", "--run-dir", "run"])
+    monkeypatch.setattr(os, "access", lambda path, mode: False)  # root may write anywhere, so chmod would not do
+    assert "no write permission" in refused(capsys, here, *TRAIN, "--run-dir", "other")
+    assert "no write permission" in refused(capsys, here, "evaluate", "run")
+
+
+def test_a_run_stopped_while_it_learns_from_its_last_steps_can_be_resumed(capsys, here, toys, monkeypatch):
+    """Its steps are all collected, but their updates and its last line are still owed."""
+    from qdhuac.running.runner import Runner
+
+    learn = Runner._learn_what_is_owed
+
+    def interrupted(self, pending):
+        if self.counters.generation == 1:
+            self.stop.request(signal.SIGTERM)
+        return learn(self, pending)
+
+    run = ["--preset", "smoke", "--env-steps", "120", "--set", "learner.utd=0.5", "run.chunk=7"]
+    monkeypatch.setattr(Runner, "_learn_what_is_owed", interrupted)
+    assert cli.main(["train", *run, "--run-dir", "run"]) == 143
+    assert "resume with: qdhuac resume run" in capsys.readouterr().out
+    monkeypatch.setattr(Runner, "_learn_what_is_owed", learn)
+    assert cli.main(["resume", "run"]) == 0
+    lines = [json.loads(line) for line in (here / "run/metrics.jsonl").read_text().splitlines()]
+    assert [(line["env_steps"], line["gradient_updates"]) for line in lines] == [(60, 30), (120, 60)]
+    assert "nothing left to do" in refused(capsys, here, "resume", "run")
+
+
+def test_an_unwritable_configuration_is_a_refusal(capsys, here, toys, monkeypatch):
+    cli.main([*TRAIN, "--generations", "1", "--run-dir", "run"])
+
+    def full(path, data):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr("qdhuac.running.rundir.replace_file", full)
+    capsys.readouterr()
+    assert cli.main(["resume", "run", "--generations", "3"]) == 2
+    assert "config.toml: cannot be written (No space left on device)" in capsys.readouterr().err
+
+
+def test_compiled_programs_are_kept_in_the_users_cache(monkeypatch, tmp_path):
+    from qdhuac.running.jax_setup import cache_folder, prepare_jax
+
+    for name in ("QDHUAC_CACHE", "XDG_CACHE_HOME"):
+        monkeypatch.delenv(name, raising=False)
+    assert cache_folder() == Path.home() / ".cache/qdhuac/jax"
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    assert cache_folder() == tmp_path / "qdhuac/jax"
+    before = jax.config.jax_compilation_cache_dir
+    try:
+        prepare_jax()
+        assert jax.config.jax_compilation_cache_dir == str(tmp_path / "qdhuac/jax")
+    finally:
+        jax.config.update("jax_compilation_cache_dir", before)
+    monkeypatch.setenv("QDHUAC_CACHE", "off")
+    assert cache_folder() is None

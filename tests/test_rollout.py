@@ -145,6 +145,17 @@ def test_only_what_is_needed_is_simulated(mode, resets, steps):
     assert calls == {"reset": resets, "step": steps}  # calls of the whole batch
 
 
+@pytest.mark.parametrize("mode", ["reset", "stop"])
+def test_counted_steps_are_those_that_the_environment_counted(mode):
+    """The environment writes its own count into the observation: each episode's last one, added up."""
+    out = run(mode, lives=(3, 5, 0))
+    count, ends = np.asarray(out.transitions.next_obs[..., 0]), np.asarray(out.transitions.terminal) > 0
+    last = np.asarray(out.valid).sum(1) - 1
+    for i, end in enumerate(last):
+        unfinished = 0.0 if ends[i, end] else count[i, end]
+        assert int(out.steps[i]) == int(np.sum(np.where(ends[i], count[i], 0.0)) + unfinished)
+
+
 def test_same_key_same_result_and_other_key_other_start():
     function = jax.jit(
         functools.partial(

@@ -67,10 +67,7 @@ def resume(arguments: argparse.Namespace) -> int:
     with RunDir.open(Path(arguments.run_dir)) as folder:
         folder.lock()
         settings = config.validate(config.replace(folder.read_config(), changes))
-        done = checkpoint.newest(folder.checkpoints).record.get("counters", {})
-        _check_goal(settings, done.get("generation", 0), done.get("env_steps", 0))
-        if changes or folder.notes:
-            folder.write_config(settings)
+        _check_goal(settings, checkpoint.newest(folder.checkpoints).record)
         return _run(settings, folder, new=False)
 
 
@@ -82,6 +79,7 @@ def evaluate(arguments: argparse.Namespace) -> int:
     from qdhuac.running.rundir import REPERTOIRE, RunDir
 
     folder = RunDir.open(Path(arguments.run_dir))
+    folder.require_writable()
     settings = folder.read_config()
     _warn(folder.notes)
     arrays, _ = repertoire.read(folder.path / REPERTOIRE)
@@ -147,19 +145,25 @@ def _run(settings: Config, folder: Any, new: bool) -> int:
     """The part of `train` and `resume` that needs JAX."""
     print(f"run folder: {folder.path}", flush=True)
     from qdhuac.running import progress
-    from qdhuac.running.build import build
-    from qdhuac.running.jax_setup import prepare_jax
-    from qdhuac.running.runner import Runner
     from qdhuac.running.stopping import Stop
 
-    prepare_jax()
     display: progress.Progress = progress.Silent()
+    # Signals are caught from here on, also while JAX is still being loaded.
     with Stop(lambda: display.note("stopping: finishing the current chunk, then saving ...")) as stop:
+        from qdhuac.running.build import build
+        from qdhuac.running.jax_setup import prepare_jax
+        from qdhuac.running.runner import Runner
+
+        prepare_jax()
         display = progress.make(settings)
         try:
             task, algorithm = build(settings)
             runner = Runner(settings, task, algorithm, folder, display, stop)
-            runner.start() if new else runner.restore()
+            if new:
+                runner.start()
+            else:
+                runner.restore()
+                folder.write_config(settings)
             finished = runner.run()
         finally:
             display.close()
@@ -200,9 +204,12 @@ def _goal(arguments: argparse.Namespace) -> dict[str, Any]:
     return {name: 0 if value is None else _value(value) for name, value in given.items()}
 
 
-def _check_goal(settings: Config, generations: int, env_steps: int) -> None:
-    goal = settings.run
-    if 0 < goal.generations <= generations or 0 < goal.env_steps <= env_steps:
+def _check_goal(settings: Config, record: dict[str, Any]) -> None:
+    goal, done = settings.run, record.get("counters", {})
+    generations, env_steps = done.get("generation", 0), done.get("env_steps", 0)
+    # A run that was stopped while learning has collected its last steps, but still owes their updates.
+    steps_reached = not record.get("pending") and 0 < goal.env_steps <= env_steps
+    if 0 < goal.generations <= generations or steps_reached:
         raise UserError(
             f"nothing left to do: the run has done {generations} generations and {env_steps} steps, and its goal is "
             f"run.generations={goal.generations}, run.env_steps={goal.env_steps} (0: none); "

@@ -331,7 +331,7 @@ def _check_range(name: str, value: Any, meta: Mapping[str, Any]) -> None:
     if isinstance(value, float) and math.isinf(value):
         raise UserError(f"{name}={value!r}: must be finite")
     if any(not ok(b) for b, _, ok in active):
-        raise UserError(f"{name}={value!r}: must be {' and '.join(f'{word} {b:g}' for b, word, _ in active)}")
+        raise UserError(f"{name}={value!r}: must be {' and '.join(f'{word} {b}' for b, word, _ in active)}")
 
 
 def _require(condition: Any, message: str) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import fcntl
 import hashlib
 import json
@@ -37,14 +38,16 @@ class RunDir:
         self.checkpoints = path / "checkpoints"
         self.notes: list[str] = []  # what the user should be told about the state of the folder
         self._lock: int | None = None
+        self._made: list[Path] = []  # folders above it that `create` had to make, the innermost first
 
     @classmethod
     def create(cls, path: Path, config: Config) -> RunDir:
         """A new, locked run folder with its configuration and the checkpoint of generation 0; it appears as a whole."""
         if os.path.lexists(path):
             raise UserError(f"--run-dir {path}: exists already; name a new folder, or go on with: qdhuac resume {path}")
-        ancestor = path.absolute().parent
+        ancestor, made = path.absolute().parent, []
         while not os.path.lexists(ancestor):
+            made.append(ancestor)
             ancestor = ancestor.parent
         if not ancestor.is_dir():
             raise UserError(f"--run-dir {path}: {ancestor} is not a folder")
@@ -52,6 +55,7 @@ class RunDir:
             raise UserError(f"--run-dir {path}: no write permission in {ancestor}")
         temporary = path.with_name(f".{path.name[:100]}.{os.getpid()}.tmp")
         run = cls(temporary)
+        run._made = made
         try:
             temporary.mkdir(parents=True)
             run.lock()
@@ -61,7 +65,7 @@ class RunDir:
             checkpoint.save(run.checkpoints, checkpoint.name(0, 0), {}, {CONFIG: text, METRICS: b""}, None)
             temporary.rename(path)
         except OSError as error:
-            shutil.rmtree(temporary, ignore_errors=True)
+            run.remove()
             raise UserError(f"--run-dir {path}: cannot be created ({error.strerror or error})") from None
         run.path, run.checkpoints = path, path / "checkpoints"
         return run
@@ -88,8 +92,11 @@ class RunDir:
             raise UserError(f"{self.path}: no write permission ({error.strerror})") from None
 
     def remove(self) -> None:
-        """Take back a folder that has just been created."""
-        shutil.rmtree(self.path)
+        """Take back a folder that has just been created, and the folders above it that were made for it."""
+        shutil.rmtree(self.path, ignore_errors=True)
+        for folder in self._made:
+            with contextlib.suppress(OSError):
+                folder.rmdir()
 
     def __enter__(self) -> RunDir:
         return self
@@ -121,7 +128,15 @@ class RunDir:
 
     def write_config(self, config: Config) -> None:
         """Replace the configuration; only its goal may differ from the checkpoints'."""
-        replace_file(self.path / CONFIG, _with_checksum(config))
+        try:
+            replace_file(self.path / CONFIG, _with_checksum(config))
+        except OSError as error:
+            raise UserError(f"{self.path / CONFIG}: cannot be written ({error.strerror or error})") from None
+
+    def require_writable(self) -> None:
+        """Refuse early what would only fail after a long computation."""
+        if not os.access(self.path, os.W_OK | os.X_OK):
+            raise UserError(f"{self.path}: no write permission")
 
     def append_metrics(self, line: Mapping[str, Any]) -> None:
         """One more generation. Non-finite numbers are not JSON: the caller gives None."""
