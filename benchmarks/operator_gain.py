@@ -9,6 +9,7 @@ from the same starts, and prints one JSON object per way: the gain in true fitne
 from __future__ import annotations
 
 import argparse
+import functools
 import json
 from pathlib import Path
 
@@ -64,11 +65,16 @@ def main() -> None:
     for states, steps, rate in WAYS:
         size = int(buffer.size)
         first = max(0, size - RECENT) if states == "recent" else 0
-        rows = jax.random.randint(key_states, (len(slots), steps, config.learner.batch_size), first, size)
-        # The newest row is the one before `position`; before the ring wraps, that is the last filled one.
-        rows = (rows + buffer.position) % size
-        mutate = jax.jit(lambda p, o, rate=rate: gradient_mutation(p, o, value, learning_rate=rate))
-        gain = evaluate(task, mutate(parents, buffer.rows[rows][..., : task.obs_size]), key_starts) - before
+
+        def observe(key, first=first, size=size):
+            # The newest row is the one before `position`; before the ring wraps, that is the last filled one.
+            rows = jax.random.randint(key, (config.learner.batch_size,), first, size)
+            return buffer.rows[(rows + buffer.position) % size, : task.obs_size]
+
+        mutate = jax.jit(
+            functools.partial(gradient_mutation, observe=observe, value=value, steps=steps, learning_rate=rate)
+        )
+        gain = evaluate(task, jax.jit(mutate)(key_states, parents), key_starts) - before
         record = {
             "states": states,
             "steps": steps,

@@ -64,7 +64,7 @@ def test_replay_is_updated_in_place():
 
 
 def test_bare_products_have_the_right_shapes_and_are_all_done():
-    needed = {Product("nn", 3, 4, 5): 2.0, Product("tn", 4, 3, 5): 1.0, Product("nt", 3, 5, 4): 0.5}
+    needed = {Product("nn", 3, 4, 5): 2.0, Product("nn", 4, 3, 5): 1.0, Product("nt", 3, 5, 4): 0.5}
     results = learner.bare(needed, updates=2)()
     assert [r.shape for r in results] == [(p.m, p.n) for p in needed]
     assert all(bool(jnp.all(jnp.isfinite(r)) & jnp.any(r != 0)) for r in results)

@@ -148,9 +148,29 @@ def test_gradient_children_improve_on_their_parents_by_the_critics_own_measure(t
 def test_gradient_mutation_is_adam_from_a_fresh_start():
     """Adam's first step is the learning rate times the sign of the gradient, for each parent on its own."""
     parents = {"w": jnp.array([[1.0, -2.0], [0.5, 0.0]])}
-    obs = jnp.ones((2, 1, 3, 2)) * jnp.array([1.0, -1.0])[:, None, None, None]
-    children = gradient_mutation(parents, obs, lambda g, o: jnp.sum(g["w"] * o.mean(0)), learning_rate=0.1)
-    np.testing.assert_allclose(children["w"], [[1.1, -1.9], [0.4, -0.1]], atol=1e-4)
+    children = gradient_mutation(
+        jax.random.key(0),
+        parents,
+        lambda key: jnp.array([[3.0, -3.0], [1.0, -1.0]]),
+        lambda g, obs: jnp.sum(g["w"] * obs.mean(0)) * jnp.sign(g["w"][1] + 1.0),
+        steps=1,
+        learning_rate=0.1,
+    )
+    np.testing.assert_allclose(children["w"], [[0.9, -1.9], [0.6, -0.1]], atol=1e-4)
+
+
+def test_gradient_mutation_draws_new_states_for_every_step_and_parent():
+    drawn = []
+
+    def observe(key):
+        obs = jax.random.normal(key, (1,))
+        jax.debug.callback(lambda x: drawn.append(float(x[0])), obs)
+        return obs
+
+    parents = {"w": jnp.zeros((3, 1))}
+    gradient_mutation(jax.random.key(0), parents, observe, lambda g, o: jnp.sum(g["w"] * o), steps=4, learning_rate=0.1)
+    jax.effects_barrier()
+    assert len(drawn) == len(set(drawn)) == 12
 
 
 def test_a_poisoned_rollout_reaches_neither_archive_nor_replay():

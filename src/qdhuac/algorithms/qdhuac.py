@@ -95,16 +95,19 @@ class QDHUAC:
 
     def _ascend(self, state: State, key: Array, slots: Array) -> Genotype:
         """Gradient children of the archive's `slots`, each on its own minibatches of stored states."""
-        steps, size = self.emitter.gradient_steps, self.learner.config.batch_size
         uniform = dataclasses.replace(self.replay, exponent=0.0)
-        obs = uniform.sample(state.replay, key, len(slots) * steps * size).transition.obs
         genotypes = jax.tree.map(lambda x: x[slots], state.archive.genotypes)
+
+        def observe(key: Array) -> Array:
+            return uniform.sample(state.replay, key, self.learner.config.batch_size).transition.obs
 
         def value(genotype: Genotype, obs: Array) -> Array:
             return jnp.mean(self.learner.value(state.learner, obs, self.learner.policy.act(genotype, obs)))
 
-        batches = obs.reshape(len(slots), steps, size, -1)
-        return gradient_mutation(genotypes, batches, value, learning_rate=self.emitter.gradient_learning_rate)
+        e = self.emitter
+        return gradient_mutation(
+            key, genotypes, observe, value, steps=e.gradient_steps, learning_rate=e.gradient_learning_rate
+        )
 
 
 def from_config(config: Config, task: Any, archive: Archive) -> QDHUAC:

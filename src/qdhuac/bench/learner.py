@@ -43,7 +43,7 @@ Layer = tuple[int, int]  # inputs, outputs
 class Product(NamedTuple):
     """A matrix product [m, k] x [k, n] of 2 m k n FLOP."""
 
-    layout: str  # which operand is read transposed: "nn" neither, "tn" the left one, "nt" the right one
+    layout: str  # "nn", or "nt" where the right operand is read transposed
     m: int
     k: int
     n: int
@@ -57,7 +57,8 @@ def products(learner: TargetFreeLearner) -> dict[Product, float]:
     """Every matrix product that one update needs, and how often; an actor that is updated less often counts less.
 
     Of a layer [i, o] on r rows the forward pass is x W: [r, i] x [i, o]; the gradient of its weights is x' g:
-    [i, r] x [r, o]; the gradient of its input is g W': [r, o] x [o, i].
+    [i, r] x [r, o], here of a left operand that needs no transposing; the gradient of its input is g W':
+    [r, o] x [o, i].
     """
     count: dict[Product, float] = defaultdict(float)
 
@@ -65,7 +66,7 @@ def products(learner: TargetFreeLearner) -> dict[Product, float]:
         count[Product("nn", rows, *layer)] += times
 
     def weights(rows: int, layer: Layer, times: float) -> None:
-        count[Product("tn", layer[0], rows, layer[1])] += times
+        count[Product("nn", layer[0], rows, layer[1])] += times
 
     def inputs(rows: int, layer: Layer, times: float) -> None:
         count[Product("nt", rows, layer[1], layer[0])] += times
@@ -155,7 +156,7 @@ def bare(needed: Mapping[Product, float], updates: int) -> Callable[[], list[Arr
     """The matrix products of so many updates in one program, and nothing else."""
 
     def repeat(product: Product, left: Array, right: Array, times: int) -> Array:
-        contracted = ((0 if product.layout[0] == "t" else 1,), (1 if product.layout[1] == "t" else 0,))
+        contracted = ((1,), (1 if product.layout == "nt" else 0,))
 
         def body(i: Array, carry: tuple[Array, Array]) -> tuple[Array, Array]:
             left = carry[0].at[0, 0].set(i.astype(float))  # a product that stays the same would leave the loop
@@ -163,10 +164,11 @@ def bare(needed: Mapping[Product, float], updates: int) -> Callable[[], list[Arr
 
         return jax.lax.fori_loop(0, times, body, (left, jnp.zeros((product.m, product.n))))[1]
 
-    def operand(shape: tuple[int, int], side: str) -> Array:
-        return jax.random.normal(jax.random.key(0), shape[::-1] if side == "t" else shape)
+    def operands_of(p: Product) -> tuple[Array, Array]:
+        right = (p.n, p.k) if p.layout == "nt" else (p.k, p.n)
+        return jax.random.normal(jax.random.key(0), (p.m, p.k)), jax.random.normal(jax.random.key(0), right)
 
-    operands = [(operand((p.m, p.k), p.layout[0]), operand((p.k, p.n), p.layout[1])) for p in needed]
+    operands = [operands_of(p) for p in needed]
     loops = [(product, max(1, round(often * updates))) for product, often in needed.items()]
     run = jax.jit(lambda pairs: [repeat(p, x, w, n) for (p, n), (x, w) in zip(loops, pairs, strict=True)])
     return lambda: run(operands)

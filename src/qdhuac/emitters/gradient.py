@@ -12,22 +12,29 @@ from qdhuac.types import Array, Genotype
 
 
 def gradient_mutation(
-    parents: Genotype, observations: Array, value: Callable[[Genotype, Array], Array], *, learning_rate: float
+    key: Array,
+    parents: Genotype,
+    observe: Callable[[Array], Array],
+    value: Callable[[Genotype, Array], Array],
+    *,
+    steps: int,
+    learning_rate: float,
 ) -> Genotype:
-    """Children of `parents` (leaves [n, ...]): one Adam step per minibatch of `observations` [n, steps, B, obs].
+    """Children of `parents` (leaves [n, ...]): `steps` Adam steps each, every parent with a fresh optimiser.
 
-    `value(genotype, observations)` is what each step ascends. Every parent starts a fresh optimiser.
+    `observe(key)` draws a minibatch of observations, `value(genotype, observations)` is what a step on it ascends.
     """
     adam = optax.adam(learning_rate)
     descend = jax.grad(lambda genotype, obs: -value(genotype, obs))
 
-    def mutate(genotype: Genotype, batches: Array) -> Genotype:
-        def step(carry: Any, obs: Array) -> Any:
+    def mutate(key: Array, genotype: Genotype) -> Genotype:
+        def step(i: Array, carry: Any) -> Any:
             genotype, optimiser = carry
+            # Drawn here, step by step: all at once, a thousand minibatches would be far larger than the parents.
+            obs = observe(jax.random.fold_in(key, i))
             updates, optimiser = adam.update(descend(genotype, obs), optimiser)
-            return (optax.apply_updates(genotype, updates), optimiser), None
+            return optax.apply_updates(genotype, updates), optimiser
 
-        (genotype, _), _ = jax.lax.scan(step, (genotype, adam.init(genotype)), batches)
-        return genotype
+        return jax.lax.fori_loop(0, steps, step, (genotype, adam.init(genotype)))[0]
 
-    return jax.vmap(mutate)(parents, observations)
+    return jax.vmap(mutate)(jax.random.split(key, len(jax.tree.leaves(parents)[0])), parents)

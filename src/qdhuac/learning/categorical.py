@@ -28,10 +28,12 @@ def project(probabilities: Array, shift: Array, scale: Array, atoms: Array) -> A
     # Where each moved atom lands, in units of the gap: a whole number is exactly on an atom.
     position = (shift[:, None] + scale[:, None] * atoms - atoms[0]) / gap
     position = jnp.clip(position, 0.0, size - 1.0)
-    # Every target atom takes the share 1 - distance of the mass that lands within one gap of it.
-    index = jnp.arange(size, dtype=position.dtype)
-    share = jnp.maximum(0.0, 1.0 - jnp.abs(position[:, None, :] - index[None, :, None]))  # [B, N, N], fused away
-    return jnp.sum(share * probabilities[:, None, :], axis=-1)
+    # The mass of a moved atom is shared by its two neighbours on the support.
+    lower = jnp.minimum(jnp.floor(position), size - 2.0)
+    share = position - lower
+    rows, lower = jnp.arange(len(shift))[:, None], lower.astype(jnp.int32)
+    projected = jnp.zeros_like(probabilities).at[rows, lower].add(probabilities * (1.0 - share))
+    return projected.at[rows, lower + 1].add(probabilities * share)
 
 
 def clipped_mass(probabilities: Array, shift: Array, scale: Array, atoms: Array) -> tuple[Array, Array]:

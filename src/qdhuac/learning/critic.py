@@ -15,7 +15,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from qdhuac.learning.policy import dense_init
+from qdhuac.learning.policy import dense_init, product
 from qdhuac.types import Array
 
 Params = dict[str, dict[str, Array]]
@@ -100,7 +100,7 @@ class Critic:
         kernel = layer["kernel"]
         if "gain" in layer:
             kernel = kernel * (layer["gain"] / jnp.linalg.norm(kernel, axis=0))
-        y = x @ kernel
+        y = product(x, kernel)
         return y + layer["bias"] if "bias" in layer else y
 
     def _norm(

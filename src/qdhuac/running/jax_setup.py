@@ -6,6 +6,9 @@ import os
 from pathlib import Path
 
 _OFF = ("", "0", "off", "none")
+# An update is a chain of small operations: in the order that uses the least memory they run 5 to 10 % faster on CPUs
+# than in the order that could run most of them side by side.
+_XLA_FLAG = "--xla_cpu_enable_concurrency_optimized_scheduler"
 
 
 def cache_folder() -> Path | None:
@@ -18,7 +21,11 @@ def cache_folder() -> Path | None:
 
 
 def prepare_jax() -> None:
-    """Turn on the persistent compilation cache, so that a task compiles once per machine, not once per run."""
+    """Set XLA's flags and turn on the persistent compilation cache, so that a task compiles once per machine."""
+    flags = os.environ.get("XLA_FLAGS", "")
+    if _XLA_FLAG not in flags:
+        os.environ["XLA_FLAGS"] = f"{flags} {_XLA_FLAG}=false".strip()
+
     import jax
 
     folder = cache_folder()
