@@ -1,4 +1,4 @@
-"""The robots: sizes, contacts, descriptors, and silence. Each task is compiled once."""
+"""The robots: sizes, contacts, descriptors, silence, and the same episodes on both engines. MJX compiles once each."""
 
 import dataclasses
 import functools
@@ -11,6 +11,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from scipy.stats import ks_2samp
 
 from qdhuac import config
 from qdhuac.errors import UserError
@@ -23,6 +24,7 @@ from qdhuac.tasks.locomotion import (
     foot_contacts,
     geom_ids,
 )
+from qdhuac.tasks.native import NativeLocomotion
 
 with quiet_imports():
     import mujoco
@@ -34,7 +36,8 @@ SIZES = {  # observation, action, descriptor
     "ant": (27, 8, 4),
     "humanoid": (244, 17, 2),
 }
-BATCH, LENGTH = 6, 30
+BATCH, LENGTH = 6, 60
+MANY = 10  # batches for statistics
 
 
 @functools.cache
@@ -148,6 +151,61 @@ def test_random_policies_differ_in_fitness_and_descriptor(name, backend):
     onwards = rows.terminal[:, :-1] == 0
     np.testing.assert_array_equal(rows.next_obs[:, :-1][onwards], rows.obs[:, 1:][onwards])
     assert (rows.next_obs[:, :-1][~onwards] != rows.obs[:, 1:][~onwards]).any(-1).all()
+
+
+# The same episodes on MuJoCo's C engine
+
+
+@functools.cache
+def native(name):
+    return NativeLocomotion(name, episode_length=LENGTH, hidden=(16, 16))
+
+
+@functools.cache
+def population(name, trained):
+    """Random policies, or the children of those that selection on the C engine has left."""
+    rng, chosen = np.random.default_rng(0), native(name)
+    genotypes = jax.vmap(chosen.policy.init)(jax.random.split(jax.random.key(2), BATCH * MANY))
+    for generation in range(12 if trained else 0):
+        fitness = chosen.evaluate(genotypes, jax.random.key(generation)).fitness
+        parents = np.resize(np.argsort(-np.asarray(fitness))[:BATCH], BATCH * MANY)
+        noise = 0.05 * (np.arange(BATCH * MANY) >= BATCH)  # the parents themselves stay
+        genotypes = jax.tree.map(
+            lambda x, parents=parents, noise=noise: (
+                x[parents] + noise.reshape(-1, *[1] * (x.ndim - 1)) * rng.normal(size=x.shape).astype(np.float32)
+            ),
+            genotypes,
+        )
+    return genotypes
+
+
+@pytest.mark.parametrize("trained", [False, True])
+@pytest.mark.parametrize("name", SIZES)
+def test_episodes_of_both_engines_are_distributed_alike(name, trained):
+    genotypes, ours = population(name, trained), native(name)
+    batches = [jax.tree.map(lambda x, i=i: x[i : i + BATCH], genotypes) for i in range(0, BATCH * MANY, BATCH)]
+    parts = [task(name).evaluate(batch, jax.random.key(100 + i)) for i, batch in enumerate(batches)]
+    theirs = jax.tree.map(lambda *x: np.concatenate(x), *parts)
+    mine = jax.tree.map(np.asarray, ours.evaluate(genotypes, jax.random.key(99)))
+    assert jax.tree.map(lambda x: (x.shape, x.dtype), mine) == jax.tree.map(lambda x: (x.shape, x.dtype), theirs)
+    falls = [out.transitions.terminal.sum(axis=1) for out in (mine, theirs)]
+    columns = [(mine.fitness, theirs.fitness), falls, *zip(mine.descriptor.T, theirs.descriptor.T, strict=True)]
+    assert min(ks_2samp(*pair, method="asymp").pvalue for pair in columns) > 0.001
+    if trained:  # these are not more random policies
+        untrained = ours.evaluate(population(name, False), jax.random.key(99)).fitness
+        assert ks_2samp(mine.fitness, untrained, method="asymp").pvalue < 0.001
+        assert mine.fitness.mean() > untrained.mean()
+
+
+@pytest.mark.parametrize("name", SIZES)
+def test_a_key_begins_the_same_episodes_on_both_engines(name):
+    ours, theirs = native(name), task(name)
+    for attribute in ("obs_size", "action_size", "policy", "descriptor_bounds", "reward_offset", "support", "spec"):
+        assert getattr(ours, attribute) == getattr(theirs, attribute)
+    genotypes = jax.vmap(ours.policy.init)(jax.random.split(jax.random.key(0), BATCH))
+    mine = ours.evaluate(genotypes, jax.random.key(1)).transitions
+    for my, its in zip(mine, evaluated(name).transitions, strict=True):
+        np.testing.assert_allclose(my[:, :3], its[:, :3], rtol=2e-3, atol=2e-3)
 
 
 @pytest.mark.parametrize(("name", "alive", "cost"), [("ant_omni", 1.0, 0.5), ("humanoid_omni", 5.0, 0.1 * 0.4**2)])

@@ -150,11 +150,12 @@ def _run(settings: Config, folder: Any, new: bool) -> int:
     display: progress.Progress = progress.Silent()
     # Signals are caught from here on, also while JAX is still being loaded.
     with Stop(lambda: display.note("stopping: finishing the current chunk, then saving ...")) as stop:
-        from qdhuac.running.build import build
+        from qdhuac.running.build import build, choose_backend
         from qdhuac.running.jax_setup import prepare_jax
         from qdhuac.running.runner import Runner
 
         prepare_jax()
+        settings = choose_backend(settings)  # recorded, so that a run goes on with the physics it began with
         display = progress.make(settings)
         try:
             task, algorithm = build(settings)
@@ -163,7 +164,7 @@ def _run(settings: Config, folder: Any, new: bool) -> int:
                 runner.start()
             else:
                 runner.restore()
-                folder.write_config(settings)
+            folder.write_config(settings)
             finished = runner.run()
         finally:
             display.close()

@@ -18,7 +18,7 @@ import tomli_w
 from qdhuac.errors import UserError
 
 TASKS = ("hopper", "walker2d", "halfcheetah", "ant", "humanoid", "ant_omni", "humanoid_omni")
-BACKENDS = ("mjx", "native", "spring", "positional", "generalized")
+BACKENDS = ("auto", "native", "mjx", "spring", "positional", "generalized")
 ALGORITHMS = ("qdhuac", "dns", "map_elites")
 LEARNING_ALGORITHMS = ("qdhuac",)
 
@@ -39,7 +39,7 @@ def key(
 @dataclasses.dataclass(frozen=True)
 class TaskConfig:
     name: str = key("halfcheetah", "the robot and what it is asked to do", choices=TASKS)
-    backend: str = key("mjx", "the physics engine", choices=BACKENDS)
+    backend: str = key("auto", "the physics engine; 'auto': native on a CPU, mjx on an accelerator", choices=BACKENDS)
     episode_length: int = key(1000, "steps of an episode", ge=1, le=100_000)
     after_termination: str = key(
         "reset",

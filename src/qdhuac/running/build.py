@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from typing import Any
 
+import jax
+
 from qdhuac.algorithms import qdhuac
 from qdhuac.algorithms.evolution import Evolution
 from qdhuac.archives.dns import DominatedNoveltyArchive
 from qdhuac.archives.grid import GridArchive
-from qdhuac.config import ArchiveConfig, Config
+from qdhuac.config import ArchiveConfig, Config, replace
 from qdhuac.tasks.locomotion import Locomotion
 from qdhuac.tasks.native import NativeLocomotion
 from qdhuac.types import Algorithm, Archive, Task
@@ -20,9 +22,16 @@ def build(config: Config) -> tuple[Any, Algorithm]:
     return task, build_algorithm(config, task)
 
 
+def choose_backend(config: Config) -> Config:
+    """The configuration with `task.backend = "auto"` decided: MuJoCo in C on a CPU, MJX on an accelerator."""
+    if config.task.backend != "auto":
+        return config
+    return replace(config, {"task.backend": "native" if jax.default_backend() == "cpu" else "mjx"})
+
+
 def build_task(config: Config) -> Any:
     """The simulated robot."""
-    t = config.task
+    t = choose_backend(config).task
     common: dict[str, Any] = {"episode_length": t.episode_length, "after_termination": t.after_termination}
     if t.backend == "native":
         return NativeLocomotion(t.name, hidden=config.policy.hidden, **common)
