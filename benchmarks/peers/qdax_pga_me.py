@@ -34,7 +34,7 @@ def main() -> None:
     config = PGAMEConfig(env_batch_size=BATCH, num_critic_training_steps=steps, num_pg_training_steps=100)
     vary = lambda x1, x2, key: isoline_variation(x1, x2, key, iso_sigma=0.005, line_sigma=0.05)  # noqa: E731
     emitter = PGAMEEmitter(config=config, policy_network=policy, env=Sizes(), variation_fn=vary)
-    key = jax.random.key(0) if False else jax.random.PRNGKey(0)
+    key = jax.random.PRNGKey(0)
     genotypes = jax.vmap(policy.init, in_axes=(0, None))(jax.random.split(key, BATCH), jnp.zeros(OBS))
     rows = BATCH * 1000
     transitions = QDTransition.init_dummy(OBS, ACTIONS, 2)
@@ -42,8 +42,7 @@ def main() -> None:
     fitness, descriptor = jax.random.normal(key, (BATCH,)), jax.random.uniform(key, (BATCH, 2))
     centroids = jax.random.uniform(key, (1024, 2))
     repertoire = MapElitesRepertoire.init(genotypes, fitness, descriptor, centroids)
-    init = emitter.init(key, repertoire, genotypes, fitness, descriptor, {"transitions": transitions})
-    state = init[0] if isinstance(init, tuple) and len(init) == 2 and not hasattr(init, "_fields") else init
+    state = emitter.init(key, repertoire, genotypes, fitness, descriptor, {"transitions": transitions})
     update = jax.jit(
         lambda s: emitter.state_update(s, repertoire, genotypes, fitness, descriptor, {"transitions": transitions})
     )

@@ -148,7 +148,7 @@ PRESETS: dict[str, dict[str, Any]] = {
         "archive.capacity": 50,
         "critic.width": 128,
         "learner.batch_size": 128,
-        "learner.utd": 0.5,
+        "learner.utd": 1.0,
         "emitter.exploration_rollouts": 2,
         "emitter.gradient_steps": 1000,
         "emitter.gradient_learning_rate": 1e-3,
