@@ -18,9 +18,8 @@ from qdhuac.learning import categorical
 from qdhuac.learning.critic import Critic, Params, Stats
 from qdhuac.learning.policy import Layer, Policy
 from qdhuac.learning.replay import Batch, Replay, ReplayState
+from qdhuac.learning.updates import Metrics, guard, run
 from qdhuac.types import Array, Genotype
-
-Metrics = dict[str, Array]
 
 
 class Actor(NamedTuple):
@@ -97,23 +96,7 @@ class TargetFreeLearner:
         self, state: LearnerState, replay: Replay, buffer: ReplayState, key: Array, updates: Array
     ) -> tuple[LearnerState, ReplayState, Metrics]:
         """`updates` updates from the buffer; metrics are means over those not skipped, `count_*` are sums."""
-
-        def body(_: Array, carry: Any) -> Any:
-            state, buffer, total = carry
-            key_batch, key_update = jax.random.split(jax.random.fold_in(key, state.updates))
-            batch = replay.sample(buffer, key_batch, self.config.batch_size)
-            state, priorities, metrics = self.update(state, batch, key_update)
-            buffer = replay.set_priorities(buffer, batch.indices, priorities)
-            return state, buffer, jax.tree.map(jnp.add, total, metrics)
-
-        batch = jax.eval_shape(lambda b: replay.sample(b, key, self.config.batch_size), buffer)
-        shapes = jax.eval_shape(self.update, state, batch, key)[2]
-        total = jax.tree.map(lambda s: jnp.zeros(s.shape, s.dtype), shapes)
-        # Nothing is stored while every evaluation is rejected: then there is nothing to learn from.
-        updates = jnp.where(buffer.size > 0, updates, 0)
-        state, buffer, total = jax.lax.fori_loop(0, updates, body, (state, buffer, total))
-        done = updates - sum(v for k, v in total.items() if k.startswith("count_"))
-        return state, buffer, {k: v if k.startswith("count_") else v / done for k, v in total.items()}
+        return run(self.update, state, replay, buffer, key, updates, self.config.batch_size)
 
     def update(self, state: LearnerState, batch: Batch, key: Array) -> tuple[LearnerState, Array, Metrics]:
         """One update of critic, actor and temperature. Returns the new absolute errors [B] as priorities.
@@ -139,25 +122,14 @@ class TargetFreeLearner:
             lambda s: (s, self._no_actor_metrics()),
             learnt,
         )
-        good_batch = jnp.all(jnp.stack([jnp.all(jnp.isfinite(leaf)) for leaf in batch.transition]))
-        good_critic = jnp.isfinite(critic_norm) & jnp.isfinite(critic_metrics["critic_loss"])
-        good_actor = jnp.isfinite(actor_metrics["actor_gradient_norm"])
-        good = good_critic & good_actor
-        state = jax.tree.map(lambda new, old: jnp.where(good, new, old), learnt, state)
         metrics = {
             **critic_metrics,
             **actor_metrics,
             "critic_gradient_norm": critic_norm,
-            "effective_learning_rate": _kernel_norm(steps) / _kernel_norm(state.critics),
+            "effective_learning_rate": _kernel_norm(steps) / _kernel_norm(learnt.critics),
             "temperature": jnp.exp(learnt.log_temperature),
         }
-        metrics = {k: jnp.where(good, v, 0.0) for k, v in metrics.items()}
-        metrics |= {
-            "count_skipped_batch": (~good & ~good_batch).astype(jnp.int32),
-            "count_skipped_critic": (good_batch & ~good_critic).astype(jnp.int32),
-            "count_skipped_actor": (good_batch & good_critic & ~good_actor).astype(jnp.int32),
-        }
-        return state._replace(updates=state.updates + 1), jnp.where(good, priorities, jnp.nan), metrics
+        return guard(state, learnt, batch, priorities, metrics)
 
     def critic_loss(
         self, critics: tuple[Params, ...], state: LearnerState, batch: Batch, key: Array
