@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
-from qdhuac.algorithms import qdhuac
+from qdhuac.algorithms import dcrl_me, pga_me, qdhuac
 from qdhuac.algorithms.evolution import Evolution
 from qdhuac.archives.dns import DominatedNoveltyArchive
 from qdhuac.archives.grid import GridArchive
@@ -12,6 +13,12 @@ from qdhuac.config import ArchiveConfig, Config
 from qdhuac.tasks.locomotion import Locomotion
 from qdhuac.tasks.native import NativeLocomotion
 from qdhuac.types import Algorithm, Archive, Task
+
+LEARNERS: dict[str, Callable[[Config, Any, Archive], Algorithm]] = {
+    "qdhuac": qdhuac.from_config,
+    "pga_me": pga_me.from_config,
+    "dcrl_me": dcrl_me.from_config,
+}
 
 
 def build(config: Config) -> tuple[Any, Algorithm]:
@@ -32,8 +39,8 @@ def build_task(config: Config) -> Any:
 def build_algorithm(config: Config, task: Any) -> Algorithm:
     """The algorithm; one without a learner is the same evolution over another archive."""
     archive = build_archive(config.archive, task)
-    if config.algorithm == "qdhuac":
-        return qdhuac.from_config(config, task, archive)
+    if config.algorithm in LEARNERS:
+        return LEARNERS[config.algorithm](config, task, archive)
     return Evolution(
         archive=archive,
         fresh=task.policy.init,
