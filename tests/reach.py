@@ -26,7 +26,7 @@ class ReachTask:
     descriptor_bounds: tuple = ((-2.0,), (2.0,))
     reward_offset: float = 3.0
     episode_length: int = STEPS
-    contacts: bool = False  # every row says which of the points 0 and 1 have been passed
+    contacts: bool = False  # every row says whether it is above 0.5
 
     @functools.partial(jax.jit, static_argnums=0)
     def evaluate(self, genotypes, key, exploration=None):
@@ -37,7 +37,7 @@ class ReachTask:
                 sampled, _ = self.policy.sample(genotype, head, obs, noise)
                 action = jnp.where(active, sampled, self.policy.act(genotype, obs))
                 after = jnp.clip(x + 0.5 * action[0], -2.0, 2.0)
-                contacts = (after > jnp.array([0.0, 1.0])).astype(jnp.float32) if self.contacts else None
+                contacts = (after[None] > 0.5).astype(jnp.float32) if self.contacts else None
                 row = Transition(obs, action, 1.0 - jnp.square(after - 1.0), 0.0, jnp.array([after, 1.0]), contacts)
                 return after, row
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from qdhuac.algorithms import dcrl_me, pga_me, qdhuac
+from qdhuac.algorithms import dcrl_me, pga_me, qd_pg, qdhuac
 from qdhuac.algorithms.evolution import Evolution
 from qdhuac.archives.dns import DominatedNoveltyArchive
 from qdhuac.archives.grid import GridArchive
@@ -17,6 +17,7 @@ from qdhuac.types import Algorithm, Archive, Task
 LEARNERS: dict[str, Callable[[Config, Any, Archive], Algorithm]] = {
     "qdhuac": qdhuac.from_config,
     "pga_me": pga_me.from_config,
+    "qd_pg": qd_pg.from_config,
     "dcrl_me": dcrl_me.from_config,
 }
 
@@ -30,10 +31,15 @@ def build(config: Config) -> tuple[Any, Algorithm]:
 def build_task(config: Config) -> Any:
     """The simulated robot."""
     t = config.task
-    common: dict[str, Any] = {"episode_length": t.episode_length, "after_termination": t.after_termination}
+    common: dict[str, Any] = {
+        "episode_length": t.episode_length,
+        "after_termination": t.after_termination,
+        "hidden": config.policy.hidden,
+        "store_contacts": config.algorithm == "qd_pg",
+    }
     if t.backend == "native":
-        return NativeLocomotion(t.name, hidden=config.policy.hidden, **common)
-    return Locomotion(t.name, backend=t.backend, hidden=config.policy.hidden, **common)
+        return NativeLocomotion(t.name, **common)
+    return Locomotion(t.name, backend=t.backend, **common)
 
 
 def build_algorithm(config: Config, task: Any) -> Algorithm:
