@@ -11,6 +11,7 @@ from qdhuac.config import CriticConfig, LearnerConfig
 from qdhuac.learning.policy import Policy
 from qdhuac.learning.replay import Replay
 from qdhuac.learning.target_free import TargetFreeLearner
+from qdhuac.learning.td3 import TD3Learner
 from qdhuac.types import Transition
 
 OBS, ACTIONS, ROWS = 2, 1, 2048
@@ -59,10 +60,17 @@ def learner(**changes) -> TargetFreeLearner:
     return TargetFreeLearner(Policy(OBS, ACTIONS, (32, 32)), CriticConfig(**critic), LearnerConfig(**config))
 
 
-def train(learner: TargetFreeLearner, rows: Transition, updates: int):
+def td3(**changes) -> TD3Learner:
+    """A tiny TD3 learner; `changes` as for `learner`."""
+    small = {"kind": "mlp", "width": 32, "policy_delay": 2, "target_tau": 0.02} | changes
+    plain = learner(**small)
+    return TD3Learner(plain.policy, plain.critic_config, plain.config)
+
+
+def train(learner: TargetFreeLearner | TD3Learner, rows: Transition, updates: int, exponent: float = 0.6):
     """The learner's state after `updates` updates on nothing but `rows`, and the metrics of the last hundred."""
     count = len(rows.reward)
-    replay = Replay(4096, OBS, ACTIONS)
+    replay = Replay(4096, OBS, ACTIONS, exponent)
     buffer = replay.add(replay.init(), rows, jnp.ones(count, bool))
     state, buffer, _ = _learn(learner, replay, learner.init(jax.random.key(0)), buffer, jnp.int32(updates - 100))
     state, _, metrics = _learn(learner, replay, state, buffer, jnp.int32(100))

@@ -10,8 +10,15 @@ from qdhuac import config
 from qdhuac.errors import UserError
 
 
-@pytest.mark.parametrize("algorithm", config.ALGORITHMS)
-@pytest.mark.parametrize("preset", config.PRESETS)
+@pytest.mark.parametrize(
+    ("algorithm", "preset"),
+    [
+        (algorithm, preset)
+        for algorithm in config.ALGORITHMS
+        for preset in config.PRESETS
+        if algorithm in config.BASELINES or preset not in config.BASELINE_PRESETS
+    ],
+)
 def test_toml_round_trip(algorithm, preset):
     before = config.make(
         algorithm, preset, {"policy.hidden": [7, 8], "run.seed": 3, "learner.discount": 0.123456789012}
@@ -35,6 +42,61 @@ def test_order_of_precedence():
     assert config.make("dns", "laptop").archive.capacity == 50
     assert config.make("map_elites", "laptop").archive.capacity == 1024
     assert config.make("map_elites", "laptop", {"archive.capacity": 9}).archive.capacity == 9
+
+
+@pytest.mark.parametrize("algorithm", config.BASELINES)
+def test_baselines_keep_their_own_hyperparameters_and_take_the_presets_steps(algorithm):
+    made = {preset: config.make(algorithm, preset) for preset in config.PRESETS}
+    assert {p: c.run.env_steps for p, c in made.items() if p != "smoke"} == {
+        "laptop": 210_000,
+        "paper": 2_000_000,
+        "original": 2_000_000,
+        "matched": 210_000,
+    }
+    # 300 critic steps for 10 x 1000 environment steps, except where QDHUAC's own number is asked for
+    assert {p: c.learner.utd for p, c in made.items() if p != "smoke"} == {
+        "laptop": 0.03,
+        "paper": 0.03,
+        "original": 0.03,
+        "matched": config.make("qdhuac", "laptop").learner.utd,
+    }
+    for preset in ("laptop", "paper", "original", "matched"):
+        c = made[preset]
+        assert (c.critic.kind, c.critic.width, c.critic.blocks, c.critic.critics) == ("mlp", 256, 2, 2)
+        assert (c.learner.batch_size, c.learner.policy_delay, c.learner.target_tau) == (256, 2, 0.005)
+        assert (c.learner.target_noise, c.learner.target_noise_clip, c.learner.reward_scale) == (0.2, 0.5, 1.0)
+        assert (c.learner.critic_learning_rate, c.learner.actor_learning_rate) == (3e-4, 3e-4)
+        assert (c.emitter.gradient_steps, c.emitter.gradient_learning_rate) == (100, 1e-3)
+        assert (c.emitter.sigma_iso, c.emitter.sigma_line, c.emitter.exploration_rollouts) == (0.005, 0.05, 0)
+        assert (c.archive.kind, c.archive.capacity, c.replay.priority_exponent) == ("cvt", 1024, 0.0)
+    assert made["smoke"].critic.width == made["smoke"].learner.batch_size == made["smoke"].archive.capacity == 16
+
+
+@pytest.mark.parametrize(
+    ("algorithm", "preset", "values", "words"),
+    [
+        ("qdhuac", "original", {}, ["preset='original'", "pga_me", "qdhuac", "paper"]),
+        ("map_elites", "matched", {}, ["preset='matched'", "dcrl_me", "map_elites"]),
+        ("qdhuac", "smoke", {"critic.kind": "mlp"}, ["critic.kind='mlp'", "qdhuac", "'scalar'"]),
+        ("pga_me", "smoke", {"critic.kind": "scalar"}, ["critic.kind='scalar'", "pga_me", "'mlp'"]),
+        ("dcrl_me", "smoke", {"critic.kind": "categorical"}, ["critic.kind='categorical'", "dcrl_me", "'mlp'"]),
+        ("pga_me", "smoke", {"learner.target_tau": 0}, ["learner.target_tau=0", "pga_me", "above 0"]),
+        (
+            "dcrl_me",
+            "smoke",
+            {"emitter.exploration_rollouts": 2},
+            ["emitter.exploration_rollouts=2", "dcrl_me", "deterministic"],
+        ),
+        ("qd_pg", "smoke", {"replay.priority_exponent": 0.6}, ["replay.priority_exponent=0.6", "qd_pg", "must be 0"]),
+        ("qd_pg", "smoke", {"task.name": "ant_omni"}, ["task.name='ant_omni'", "qd_pg", "foot contacts", "'ant'"]),
+    ],
+)
+def test_impossible_combinations_are_refused_by_name(algorithm, preset, values, words):
+    with pytest.raises(UserError) as caught:
+        config.make(algorithm, preset, values)
+    message = str(caught.value)
+    assert "\n" not in message
+    assert all(word in message for word in words), message
 
 
 def test_assignments_are_read_as_toml_else_as_text():

@@ -18,6 +18,7 @@ VARIANTS = {
     "reparam": {"weight_norm": "reparam"},
     "no norm": {"batch_norm": False, "weight_norm": "none"},
     "target": {"target_tau": 0.05},
+    "scalar": {"kind": "scalar"},
 }
 
 
@@ -112,6 +113,24 @@ def joint_pass(agent, state, batch, params, target_params):
     return -jnp.mean(jnp.sum(target * jax.nn.log_softmax(logits), -1))
 
 
+def test_a_scalar_critic_has_the_squared_error_to_the_lower_target_of_the_same_joint_pass():
+    agent = learner(kind="scalar")
+    state = agent.init(jax.random.key(0))
+    batch = make_batch(agent)
+    t, n = batch.transition, len(batch.weights)
+    next_action, log_prob = agent.policy.sample(
+        *state.actor, t.next_obs, jax.random.normal(jax.random.key(3), t.action.shape)
+    )
+    obs, action = jnp.concatenate([t.obs, t.next_obs]), jnp.concatenate([t.action, next_action])
+    pairs = zip(state.critics, state.stats, strict=True)
+    both = np.stack([agent.critic.apply(p, s, obs, action, train=True)[0] for p, s in pairs])[..., 0]
+    target = t.reward + 0.5 * (both[:, n:].min(0) - np.exp(state.log_temperature) * log_prob)
+    loss, (_, priorities, metrics) = agent.critic_loss(state.critics, state, batch, jax.random.key(3))
+    np.testing.assert_allclose(loss, np.square(both[:, :n] - target).mean(1).sum(), rtol=1e-5)
+    np.testing.assert_allclose(priorities, np.abs(both[:, :n] - target).mean(0), rtol=1e-4, atol=1e-6)
+    assert "clipped_above" not in metrics
+
+
 def test_gradient_is_that_of_the_joint_pass_with_a_constant_target():
     agent = learner(critics=1)
     state, _ = train(agent, choose(), 200)
@@ -162,7 +181,8 @@ def test_the_lower_critic_decides_the_target():
 
 def test_initial_distribution_is_uniform_or_around_the_initial_value():
     rows = make_batch(learner()).transition
-    for changes, expected in (({"v_min": -2.0, "v_max": 10.0}, 4.0), ({"initial_value": 1.0}, 1.0)):
+    starts = [({"v_min": -2.0, "v_max": 10.0}, 4.0), ({"initial_value": 1.0}, 1.0)]
+    for changes, expected in starts + [(changes | {"kind": "scalar"}, expected) for changes, expected in starts]:
         agent = learner(**changes)
         state = agent.init(jax.random.key(0))
         np.testing.assert_allclose(agent.value(state, rows.obs, rows.action), expected, atol=0.15)

@@ -13,7 +13,7 @@ from qdhuac.errors import UserError
 from qdhuac.quiet import quiet_imports
 from qdhuac.tasks import engine
 from qdhuac.tasks.engine import Simulation
-from qdhuac.tasks.locomotion import SPECS, LeanEnvironment, foot_contacts
+from qdhuac.tasks.locomotion import SPECS, LeanEnvironment, Locomotion, foot_contacts
 from qdhuac.tasks.native import NativeLocomotion
 from qdhuac.types import Exploration
 
@@ -192,8 +192,10 @@ def test_random_policies_differ_in_fitness_and_descriptor(name):
     assert ((low <= out.descriptor) & (out.descriptor <= high)).all()
     assert (np.ptp(out.descriptor, axis=0) > 0).all()
     assert np.ptp(out.fitness) > 0.1
-    assert all(np.isfinite(leaf).all() for leaf in out.transitions)
-    assert all(leaf.dtype == np.float32 for leaf in out.transitions)
+    leaves = jax.tree.leaves(out.transitions)
+    assert len(leaves) == 5  # contacts are only there for those who ask
+    assert all(np.isfinite(leaf).all() for leaf in leaves)
+    assert all(leaf.dtype == np.float32 for leaf in leaves)
 
 
 @pytest.mark.parametrize(("name", "alive", "cost"), [("ant_omni", 1.0, 0.5), ("humanoid_omni", 5.0, 0.1 * 0.4**2)])
@@ -232,9 +234,28 @@ def test_stop_is_the_first_episode_and_nothing_more():
     np.testing.assert_array_equal(out.transitions.terminal.sum(axis=1), 1)
     np.testing.assert_allclose(out.fitness, reset.fitness, rtol=1e-6)
     np.testing.assert_allclose(out.descriptor, reset.descriptor, rtol=1e-6)
-    for mine, its in zip(out.transitions, reset.transitions, strict=True):
+    for mine, its in zip(*map(jax.tree.leaves, (out.transitions, reset.transitions)), strict=True):
         np.testing.assert_array_equal(mine[out.valid], its[out.valid])
         assert (mine[~out.valid] == 0).all()
+
+
+@pytest.mark.parametrize("mode", ["reset", "stop"])
+def test_stored_contacts_are_what_the_descriptor_is_made_of(mode):
+    options = {"episode_length": LENGTH, "after_termination": mode, "hidden": (16, 16), "store_contacts": True}
+    out = jax.tree.map(np.asarray, NativeLocomotion("walker2d", **options).evaluate(policies("walker2d"), KEY))
+    contacts, died = out.transitions.contacts, out.transitions.terminal == 1
+    assert contacts.shape == (BATCH, LENGTH, 2)
+    assert set(np.unique(contacts)) == {0.0, 1.0}
+    first = np.cumsum(died, axis=1) - died == 0  # up to and including the first fall
+    shares = [c[living].mean(axis=0) for c, living in zip(contacts, first, strict=True)]
+    np.testing.assert_allclose(out.descriptor, shares, rtol=1e-6)
+    assert (contacts[~out.valid] == 0).all()
+    # MJX promises the same; only its shapes are looked at, because it would take long to compile.
+    mjx = jax.eval_shape(Locomotion("walker2d", **options)._rollout, policies("walker2d"), KEY, None)
+    assert mjx.transitions.contacts.shape == contacts.shape
+    for kind in (NativeLocomotion, Locomotion):
+        with pytest.raises(UserError, match=r"ant_omni.*contacts"):
+            kind("ant_omni", store_contacts=True)
 
 
 def test_a_key_is_all_that_is_random():

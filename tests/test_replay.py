@@ -35,12 +35,15 @@ def stored(replay, state):
     return sorted(np.asarray(replay.unpack(state.rows).obs[: int(state.size), 0]).tolist())
 
 
-def test_a_row_comes_back_as_it_went_in():
-    replay, state = filled(64, 40)
+@pytest.mark.parametrize("contacts", [0, 2])
+def test_a_row_comes_back_as_it_went_in(contacts):
+    replay, full = Replay(64, 3, 2, contacts=contacts), rows(0, 40)
+    if contacts:
+        full = full._replace(contacts=jnp.tile(full.reward[:, None] + 7.0, (1, contacts)))
+    state = replay.add(replay.init(), full, jnp.ones(40, bool))
     batch = replay.sample(state, jax.random.key(0), 256)
-    expected = jax.tree.map(lambda x: x[batch.indices], rows(0, 40))
-    for mine, theirs in zip(batch.transition, expected, strict=True):
-        np.testing.assert_array_equal(mine, theirs)
+    expected = jax.tree.map(lambda x: x[batch.indices], full)
+    jax.tree.map(np.testing.assert_array_equal, batch.transition, expected)
 
 
 @pytest.mark.parametrize("exponent", [0.6, 0.0])

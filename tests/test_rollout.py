@@ -100,9 +100,17 @@ def test_nan_after_death_is_harmless():
     out = run("stop", env=fakes.Counter(nan_after_death=True))
     np.testing.assert_array_equal(out.fitness, [6, 36, 36, 15])
     np.testing.assert_array_equal(out.descriptor[:, 0], [3, 8, 8, 5])
-    for leaf in out.transitions:
+    for leaf in jax.tree.leaves(out.transitions):
         assert np.isfinite(leaf).all()
         assert (leaf[~out.valid] == 0).all()
+
+
+@pytest.mark.parametrize("mode", ["reset", "stop"])
+def test_features_are_stored_with_the_step_that_led_to_them_for_those_who_ask(mode):
+    assert plain(mode).transitions.contacts is None
+    rows = run(mode, store_features=True).transitions
+    np.testing.assert_array_equal(rows.contacts[..., 0], rows.next_obs[..., 0])
+    np.testing.assert_array_equal(rows.contacts[..., 1], rows.next_obs[..., 0] % 2)
 
 
 @pytest.mark.parametrize("mode", ["reset", "stop"])

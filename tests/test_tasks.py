@@ -204,7 +204,7 @@ def test_a_key_begins_the_same_episodes_on_both_engines(name):
         assert getattr(ours, attribute) == getattr(theirs, attribute)
     genotypes = jax.vmap(ours.policy.init)(jax.random.split(jax.random.key(0), BATCH))
     mine = ours.evaluate(genotypes, jax.random.key(1)).transitions
-    for my, its in zip(mine, evaluated(name).transitions, strict=True):
+    for my, its in zip(*map(jax.tree.leaves, (mine, evaluated(name).transitions)), strict=True):
         np.testing.assert_allclose(my[:, :3], its[:, :3], rtol=2e-3, atol=2e-3)
 
 

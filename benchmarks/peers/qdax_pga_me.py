@@ -13,8 +13,8 @@ import time
 import jax
 import jax.numpy as jnp
 from qdax.core.containers.mapelites_repertoire import MapElitesRepertoire
-from qdax.core.emitters.pga_me_emitter import PGAMEConfig, PGAMEEmitter
 from qdax.core.emitters.mutation_operators import isoline_variation
+from qdax.core.emitters.pga_me_emitter import PGAMEConfig, PGAMEEmitter
 from qdax.core.neuroevolution.buffers.buffer import QDTransition
 from qdax.core.neuroevolution.networks.networks import MLP
 

@@ -32,20 +32,21 @@ def main() -> None:
         print(json.dumps({"ms": ours(**json.loads(arguments.ours))}))
         return
 
-    def us(preset: str, updates: int, **changes: object) -> list[str]:
-        wanted = {"preset": preset, "updates": updates, "changes": changes}
+    def us(algorithm: str, preset: str, updates: int, changes: dict[str, object]) -> list[str]:
+        wanted = {"algorithm": algorithm, "preset": preset, "updates": updates, "changes": changes}
         return [sys.executable, __file__, "--ours", json.dumps(wanted)]
 
     plain = {"critic.kind": "scalar", "replay.priority_exponent": 0.0}
     commands: dict[str, list[str]] = {}
     for width, preset in ((512, "paper"), (128, "laptop")):
         batch = width  # both presets have batches as large as their critic is wide
-        commands[f"qdhuac {preset}"] = us(preset, UPDATES[width])
-        commands[f"qdhuac {preset}, scalar critic, uniform replay"] = us(preset, UPDATES[width], **plain)
+        commands[f"qdhuac {preset}"] = us("qdhuac", preset, UPDATES[width], {})
+        commands[f"qdhuac {preset}, scalar critic, uniform replay"] = us("qdhuac", preset, UPDATES[width], plain)
         if arguments.sbx:
             peer = str(HERE / "sbx_crossq.py")
-            commands[f"sbx crossq, shapes of {preset}"] = [arguments.sbx, peer, str(width), str(batch), str(UPDATES[width])]
-    commands["qdhuac pga_me"] = us("original", TD3_STEPS, algorithm="pga_me")
+            shape = [str(width), str(batch), str(UPDATES[width])]
+            commands[f"sbx crossq, shapes of {preset}"] = [arguments.sbx, peer, *shape]
+    commands["qdhuac pga_me"] = us("pga_me", "original", TD3_STEPS, {})
     if arguments.qdax:
         commands["qdax pga_me"] = [arguments.qdax, str(HERE / "qdax_pga_me.py"), str(TD3_STEPS)]
 
@@ -58,4 +59,40 @@ def main() -> None:
                 raise SystemExit(f"{name}: {done.stderr[-2000:]}")
             times[name].append(json.loads(done.stdout.splitlines()[-1])["ms"])
     for name, values in times.items():
-        print(json.dumps({"name": name, "ms": round(statistics.median(values), 3), "rounds": [round(v, 3) for v in values]}))
+        rounds = [round(v, 3) for v in values]
+        print(json.dumps({"name": name, "ms": statistics.median(rounds), "rounds": rounds}))
+
+
+def ours(algorithm: str, preset: str, updates: int, changes: dict[str, object]) -> float:
+    """Milliseconds per update of our own learner, the best of four."""
+    import jax
+    import jax.numpy as jnp
+
+    from qdhuac import config as configuration
+    from qdhuac.bench.learner import ACTIONS, OBS, build
+    from qdhuac.bench.replay import filled
+    from qdhuac.bench.timing import Stepper, best_times
+    from qdhuac.learning.policy import Policy
+    from qdhuac.learning.replay import Replay
+    from qdhuac.learning.td3 import TD3Learner
+    from qdhuac.running.jax_setup import prepare_jax
+
+    prepare_jax()
+    settings = configuration.make(algorithm, preset, changes)
+    if algorithm == "qdhuac":
+        learner, replay = build(settings)
+    else:
+        learner = TD3Learner(Policy(OBS, ACTIONS, settings.policy.hidden), settings.critic, settings.learner)
+        replay = Replay(settings.replay.capacity, OBS, ACTIONS, settings.replay.priority_exponent)
+    key = jax.random.key(0)
+
+    def learn(state, updates):
+        return learner.learn(state[0], replay, state[1], key, updates)[:2]
+
+    state = (jax.jit(learner.init)(key), filled(replay, key))
+    seconds = best_times({"ours": Stepper(learn, state, jnp.int32(updates))}, 4)["ours"]
+    return 1e3 * seconds / updates
+
+
+if __name__ == "__main__":
+    main()

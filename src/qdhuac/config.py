@@ -19,8 +19,11 @@ from qdhuac.errors import UserError
 
 TASKS = ("hopper", "walker2d", "halfcheetah", "ant", "humanoid", "ant_omni", "humanoid_omni")
 BACKENDS = ("auto", "native", "mjx", "spring", "positional", "generalized")
-ALGORITHMS = ("qdhuac", "dns", "map_elites")
-LEARNING_ALGORITHMS = ("qdhuac",)
+BASELINES = ("pga_me", "qd_pg", "dcrl_me")  # those with a TD3 learner
+LEARNING_ALGORITHMS = ("qdhuac", *BASELINES)
+PRESET_NAMES = ("laptop", "paper", "smoke", "original", "matched")
+BASELINE_PRESETS = ("original", "matched")
+ALGORITHMS = ("qdhuac", "dns", "map_elites", *BASELINES)
 
 
 def key(
@@ -74,8 +77,13 @@ class PolicyConfig:
 
 @dataclasses.dataclass(frozen=True)
 class CriticConfig:
-    width: int = key(512, "width of the residual blocks", ge=1, le=65_536)
-    blocks: int = key(2, "residual blocks", ge=0, le=100)
+    kind: str = key(
+        "categorical",
+        "QDHUAC's distribution over returns, the same network with one 'scalar' value, or the plain 'mlp' of TD3",
+        choices=("categorical", "scalar", "mlp"),
+    )
+    width: int = key(512, "width of the residual blocks, or of an mlp's layers", ge=1, le=65_536)
+    blocks: int = key(2, "residual blocks, or hidden layers of an mlp", ge=0, le=100)
     critics: int = key(2, "independent critics; the target is the one with the lower mean", ge=1, le=2)
     batch_norm: bool = key(True, "batch normalisation in every layer")
     input_norm: bool = key(True, "batch normalisation of the raw observation and action")
@@ -89,7 +97,8 @@ class CriticConfig:
     v_min: float = key(math.nan, "lowest discounted return of the support, in raw units; nan takes the task's")
     v_max: float = key(math.nan, "highest discounted return of the support, in raw units; nan takes the task's")
     initial_value: float = key(
-        math.nan, "value that the critic starts from, in raw units; nan: uniform over the support"
+        math.nan,
+        "value that the critic starts from, in raw units; nan: uniform over the support, a scalar critic in its middle",
     )
 
 
@@ -105,6 +114,11 @@ class LearnerConfig:
     initial_temperature: float = key(0.01, "entropy temperature at the start", gt=0, le=100)
     policy_delay: int = key(1, "critic updates per actor update", ge=1, le=1000)
     target_tau: float = key(0.0, "0: no target network; otherwise Polyak rate of one", ge=0, le=1)
+    target_noise: float = key(0.2, "TD3: standard deviation of the noise on the target's action", ge=0, le=10)
+    target_noise_clip: float = key(0.5, "TD3: that noise is clipped to +- this", ge=0, le=10)
+    lengthscale: float = key(
+        0.1, "DCRL-ME: distance from the wanted descriptor (bounds at -1 and 1) at which rewards count 1/e", gt=0
+    )
 
 
 @dataclasses.dataclass(frozen=True)
@@ -112,6 +126,17 @@ class ReplayConfig:
     capacity: int = key(1_000_000, "transitions kept", ge=1, le=1_000_000_000)
     priority_exponent: float = key(0.6, "sampling probability ~ priority ** exponent; 0 is uniform", ge=0, le=1)
     importance_beta: float = key(0.0, "importance weights (N p)**-beta; 0 is none", ge=0, le=1)
+
+
+@dataclasses.dataclass(frozen=True)
+class NoveltyConfig:
+    """QD-PG's archive of foot contacts, from which its diversity critic takes its rewards."""
+
+    capacity: int = key(
+        10_000, "QD-PG: states that the novelty archive holds; the oldest make room", ge=1, le=10_000_000
+    )
+    threshold: float = key(0.1, "QD-PG: a state is added if it is farther than this from all others", ge=0)
+    neighbours: int = key(5, "QD-PG: nearest states that novelty is averaged over", ge=1, le=1000)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -130,7 +155,7 @@ class Config:
     """A whole run. Sections are rooms of the package; `train --set section.key=value` reaches every key."""
 
     algorithm: str = key("qdhuac", "the algorithm", choices=ALGORITHMS)
-    preset: str = key("laptop", "the preset that the other values started from", choices=("laptop", "paper", "smoke"))
+    preset: str = key("laptop", "the preset that the other values started from", choices=PRESET_NAMES)
     task: TaskConfig = TaskConfig()
     emitter: EmitterConfig = EmitterConfig()
     archive: ArchiveConfig = ArchiveConfig()
@@ -138,6 +163,7 @@ class Config:
     critic: CriticConfig = CriticConfig()
     learner: LearnerConfig = LearnerConfig()
     replay: ReplayConfig = ReplayConfig()
+    novelty: NoveltyConfig = NoveltyConfig()
     run: RunConfig = RunConfig()
 
 
@@ -168,18 +194,45 @@ PRESETS: dict[str, dict[str, Any]] = {
         "run.env_steps": 0,
         "run.generations": 5,
     },
+    # For the baselines alone: their own hyperparameters, at the paper's horizon; and with as many updates per
+    # environment step, and as many steps, as QDHUAC has in `laptop`.
+    "original": {"run.env_steps": 2_000_000},
+    "matched": {"learner.utd": 1.0, "run.env_steps": 210_000},
 }
-# What an algorithm changes whatever the preset is; a user's own value still wins.
+# The hyperparameters of the original implementations: 300 critic steps for a generation of 10 x 1000.
+_BASELINE: dict[str, Any] = {
+    "archive.kind": "cvt",
+    "archive.capacity": 1024,
+    "emitter.sigma_line": 0.05,
+    "emitter.gradient_steps": 100,
+    "emitter.gradient_learning_rate": 1e-3,
+    "emitter.exploration_rollouts": 0,
+    "critic.kind": "mlp",
+    "critic.width": 256,
+    "learner.utd": 0.03,
+    "learner.batch_size": 256,
+    "learner.reward_scale": 1.0,
+    "learner.policy_delay": 2,
+    "learner.target_tau": 0.005,
+    "replay.priority_exponent": 0.0,
+}
+# What an algorithm changes in a preset: a baseline takes nothing but its number of steps from `laptop` and `paper`.
 ALGORITHM_DEFAULTS: dict[str, dict[str, Any]] = {
     "map_elites": {"archive.kind": "cvt", "archive.capacity": 1024},
+    "pga_me": _BASELINE,
+    "qd_pg": {**_BASELINE, "emitter.isoline_share": 0.3},
+    "dcrl_me": _BASELINE,
 }
+# These presets would mean nothing if an algorithm changed them: being tiny, and having QDHUAC's updates.
+FIRM_PRESETS = ("smoke", "matched")
 
 
 def make(algorithm: str = "qdhuac", preset: str = "laptop", overrides: Mapping[str, Any] | None = None) -> Config:
-    """A validated configuration: defaults, then the preset, then the algorithm's own, then the overrides."""
+    """A validated configuration: defaults, the preset, the algorithm's own, a firm preset again, the overrides."""
     check_choice("algorithm", algorithm, ALGORITHMS)
     check_choice("preset", preset, tuple(PRESETS))
-    values = {**PRESETS[preset], **ALGORITHM_DEFAULTS.get(algorithm, {}), **(overrides or {})}
+    firm = PRESETS[preset] if preset in FIRM_PRESETS else {}
+    values = {**PRESETS[preset], **ALGORITHM_DEFAULTS.get(algorithm, {}), **firm, **(overrides or {})}
     return validate(replace(Config(algorithm=algorithm, preset=preset), values))
 
 
@@ -235,11 +288,20 @@ def validate(config: Config) -> Config:
     _require(config.run.generations or config.run.env_steps, "run.generations and run.env_steps: one must be above 0")
     if not math.isnan(c.v_min) and not math.isnan(c.v_max):
         _require(c.v_min < c.v_max, f"critic.v_min={c.v_min}: must be below critic.v_max={c.v_max}")
-    if config.algorithm in LEARNING_ALGORITHMS:
+    _require(
+        config.preset not in BASELINE_PRESETS or config.algorithm in BASELINES,
+        f"preset={config.preset!r}: is for the algorithms {', '.join(BASELINES)}; {config.algorithm} has: "
+        + ", ".join(p for p in PRESETS if p not in BASELINE_PRESETS),
+    )
+    if config.algorithm in BASELINES:
+        _check_baseline(config)
+    if config.algorithm == "qdhuac":
+        _require(c.kind != "mlp", "critic.kind='mlp': algorithm qdhuac needs 'categorical' or 'scalar'")
         _require(
             not (c.batch_norm and learner.batch_size < 2),
             "learner.batch_size=1: batch normalisation needs at least 2 (or critic.batch_norm=false)",
         )
+    if config.algorithm in LEARNING_ALGORITHMS:
         spoken_for = e.exploration_rollouts + e.inject_actor
         _require(
             spoken_for < e.batch_size,
@@ -258,6 +320,28 @@ def validate(config: Config) -> Config:
     if config.algorithm == "map_elites":
         _require(kind != "dns", "archive.kind='dns': algorithm map_elites needs 'grid' or 'cvt'")
     return config
+
+
+def _check_baseline(config: Config) -> None:
+    """What a TD3 baseline cannot be combined with."""
+    name, e, learner = config.algorithm, config.emitter, config.learner
+    _require(config.critic.kind == "mlp", f"critic.kind={config.critic.kind!r}: algorithm {name} needs 'mlp'")
+    _require(learner.target_tau > 0, f"learner.target_tau=0: algorithm {name} needs target networks, so above 0")
+    _require(
+        e.exploration_rollouts == 0,
+        f"emitter.exploration_rollouts={e.exploration_rollouts}: the actor of {name} is deterministic, must be 0",
+    )
+    if name == "qd_pg":
+        _require(
+            config.replay.priority_exponent == 0,
+            f"replay.priority_exponent={config.replay.priority_exponent:g}: the two learners of qd_pg share one buffer "
+            "and have no common priority, must be 0",
+        )
+        _require(
+            not config.task.name.endswith("_omni"),
+            f"task.name={config.task.name!r}: algorithm qd_pg needs a task whose descriptor is foot contacts, such as "
+            f"{config.task.name.removesuffix('_omni')!r}",
+        )
 
 
 def check_choice(name: str, value: Any, choices: Iterable[str]) -> None:

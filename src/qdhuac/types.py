@@ -14,8 +14,8 @@ Array = jax.Array
 Genotype = Any  # any pytree of arrays; for the locomotion tasks the parameters of a policy network
 
 # Who made an individual. The order is part of the file format: append, never reorder.
-OPERATORS = ("random", "isoline", "gradient", "actor", "explore")
-RANDOM, ISOLINE, GRADIENT, ACTOR, EXPLORE = range(len(OPERATORS))
+OPERATORS = ("random", "isoline", "gradient", "actor", "explore", "diversity")
+RANDOM, ISOLINE, GRADIENT, ACTOR, EXPLORE, DIVERSITY = range(len(OPERATORS))
 
 
 class Transition(NamedTuple):
@@ -26,6 +26,7 @@ class Transition(NamedTuple):
     reward: Array  # [...]
     terminal: Array  # [...] float 0 or 1
     next_obs: Array  # [..., obs_size] the true successor, never the next episode's first observation
+    contacts: Array | None = None  # [..., feet] which feet are on the ground after the step, for those who ask
 
 
 class Evaluation(NamedTuple):
@@ -70,6 +71,7 @@ class Emission(NamedTuple):
     provenance: Provenance
     parent_fitness: Array  # [B] fitness of the first parent, nan where there is none
     exploration: Exploration | None = None
+    target: Array | None = None  # [B, D] descriptor that each was made for, nan where it was made for none
 
 
 class Archive(Protocol):

@@ -1,16 +1,25 @@
-"""What every algorithm shares: the state of a run, screening of results, operator statistics."""
+"""What the algorithms share: the state of a run, making offspring, screening and storing of results, statistics."""
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 
+from qdhuac.config import EmitterConfig
+from qdhuac.emitters.gradient import gradient_mutation
+from qdhuac.emitters.isoline import isoline
+from qdhuac.learning.replay import Replay, ReplayState
 from qdhuac.types import (
+    ACTOR,
     EXPLORE,
+    GRADIENT,
+    ISOLINE,
     OPERATORS,
+    Archive,
     Array,
     Emission,
     Evaluation,
@@ -75,6 +84,61 @@ def emission(
     return Emission(genotypes, provenance, parent_fitness, exploration)
 
 
+def isoline_offspring(state: State, key: Array, parents: Array, e: EmitterConfig) -> Offspring:
+    """Iso+Line children of pairs of slots [n, 2]."""
+    children = isoline(key, state.archive.genotypes, parents, sigma_iso=e.sigma_iso, sigma_line=e.sigma_line)
+    return Offspring(children, parents, ISOLINE)
+
+
+def gradient_offspring(
+    state: State,
+    key: Array,
+    slots: Array,
+    observe: Callable[[Array], Array],
+    value: Callable[[Genotype, Array], Array],
+    e: EmitterConfig,
+    operator: int = GRADIENT,
+) -> Offspring:
+    """Gradient children of the `slots` [n]: up `value(genotype, obs)` on minibatches `observe(key)`."""
+    parents = jax.tree.map(lambda x: x[slots], state.archive.genotypes)
+    children = gradient_mutation(
+        key, parents, observe, value, steps=e.gradient_steps, learning_rate=e.gradient_learning_rate
+    )
+    return Offspring(children, one_parent(slots), operator)
+
+
+def actor_offspring(actor: Genotype, operator: int = ACTOR) -> Offspring:
+    """The learner's actor as it is."""
+    return Offspring(jax.tree.map(lambda x: x[None], actor), jnp.full((1, 2), -1), operator)
+
+
+def one_parent(slots: Array) -> Array:
+    """Parents [n, 2] of those who have only one."""
+    return jnp.stack([slots, jnp.full_like(slots, -1)], axis=-1)
+
+
+def uniform_observations(replay: Replay, buffer: ReplayState, batch_size: int) -> Callable[[Array], Array]:
+    """A function from a key to a minibatch of stored observations, whatever their priorities."""
+    uniform = dataclasses.replace(replay, exponent=0.0)
+    return lambda key: uniform.sample(buffer, key, batch_size).transition.obs
+
+
+def absorb(
+    archive: Archive, replay: Replay, state: State, emission: Emission, evaluation: Evaluation
+) -> tuple[State, Array, dict[str, Array]]:
+    """The state after the offspring competed and their transitions were stored, and which rows those are [B, T]."""
+    offspring, good, counts = screen(emission, evaluation)
+    kept, survived = archive.add(state.archive, offspring)
+    assert evaluation.transitions is not None
+    assert evaluation.valid is not None
+    rows = jax.tree.map(lambda x: x.reshape(-1, *x.shape[2:]), evaluation.transitions)
+    stored = evaluation.valid & good[:, None]
+    buffer = replay.add(state.replay, rows, stored.reshape(-1))
+    statistics = operator_statistics(emission, evaluation, good, survived)
+    key = jax.random.fold_in(state.key, 2)
+    return State(key, state.generation + 1, kept, buffer, state.learner), stored, counts | statistics
+
+
 def screen(emission: Emission, evaluation: Evaluation) -> tuple[Individuals, Array, dict[str, Array]]:
     """Failed evaluations never improve anything.
 
@@ -86,7 +150,7 @@ def screen(emission: Emission, evaluation: Evaluation) -> tuple[Individuals, Arr
     bad_transitions = jnp.zeros_like(bad_fitness)
     if evaluation.transitions is not None:
         assert evaluation.valid is not None
-        for leaf in evaluation.transitions:
+        for leaf in jax.tree.leaves(evaluation.transitions):
             finite = jnp.isfinite(leaf).reshape(*evaluation.valid.shape, -1).all(-1)
             bad_transitions |= jnp.any(evaluation.valid & ~finite, axis=-1)
     good = ~(bad_fitness | bad_descriptor | bad_transitions)

@@ -13,15 +13,23 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from qdhuac.algorithms.base import Offspring, State, emission, empty_offspring_like, operator_statistics, screen
+from qdhuac.algorithms.base import (
+    Offspring,
+    State,
+    absorb,
+    actor_offspring,
+    emission,
+    empty_offspring_like,
+    gradient_offspring,
+    isoline_offspring,
+    uniform_observations,
+)
 from qdhuac.archives.common import sample
 from qdhuac.config import Config, EmitterConfig
-from qdhuac.emitters.gradient import gradient_mutation
-from qdhuac.emitters.isoline import isoline
 from qdhuac.errors import UserError
 from qdhuac.learning.replay import Replay
 from qdhuac.learning.target_free import TargetFreeLearner
-from qdhuac.types import ACTOR, EXPLORE, GRADIENT, ISOLINE, Archive, Array, Emission, Evaluation, Exploration, Genotype
+from qdhuac.types import EXPLORE, Archive, Array, Emission, Evaluation, Exploration, Genotype
 
 
 @dataclasses.dataclass(frozen=True)
@@ -50,23 +58,13 @@ class QDHUAC:
 
         key_parents, key_line, key_states = jax.random.split(jax.random.fold_in(state.key, 0), 3)
         parents = sample(state.archive, key_parents, (lines + gradients, 2))
-        parents = parents.at[lines:, 1].set(-1)  # a gradient child has one parent
-        none = jnp.full((1, 2), -1)
-        actor = jax.tree.map(lambda x: x[None], state.learner.actor.policy)
+        actor = state.learner.actor.policy
         batches = []
         if lines:
-            children = isoline(
-                key_line,
-                state.archive.genotypes,
-                parents[:lines],
-                sigma_iso=e.sigma_iso,
-                sigma_line=e.sigma_line,
-            )
-            batches.append(Offspring(children, parents[:lines], ISOLINE))
+            batches.append(isoline_offspring(state, key_line, parents[:lines], e))
         if gradients:
-            children = self._ascend(state, key_states, parents[lines:, 0])
-            batches.append(Offspring(children, parents[lines:], GRADIENT))
-        batches += [Offspring(actor, none, ACTOR)] * actors + [Offspring(actor, none, EXPLORE)] * explorers
+            batches.append(self._ascend(state, key_states, parents[lines:, 0]))
+        batches += [actor_offspring(actor)] * actors + [actor_offspring(actor, EXPLORE)] * explorers
 
         exploration = None
         if explorers:
@@ -76,16 +74,8 @@ class QDHUAC:
 
     def tell(self, state: State, emission: Emission, evaluation: Evaluation) -> tuple[State, dict[str, Array]]:
         """Fitness and descriptors to the archive (line 7), transitions to the replay buffer (line 8)."""
-        offspring, good, counts = screen(emission, evaluation)
-        archive, survived = self.archive.add(state.archive, offspring)
-        assert evaluation.transitions is not None
-        assert evaluation.valid is not None
-        rows = jax.tree.map(lambda x: x.reshape(-1, *x.shape[2:]), evaluation.transitions)
-        replay = self.replay.add(state.replay, rows, (evaluation.valid & good[:, None]).reshape(-1))
-        statistics = operator_statistics(emission, evaluation, good, survived)
-        key = jax.random.fold_in(state.key, 2)
-        state = State(key, state.generation + 1, archive, replay, state.learner)
-        return state, counts | statistics
+        state, _, metrics = absorb(self.archive, self.replay, state, emission, evaluation)
+        return state, metrics
 
     def learn(self, state: State, updates: Array) -> tuple[State, dict[str, Array]]:
         """`updates` updates of critic, actor and temperature (lines 9-15)."""
@@ -93,21 +83,14 @@ class QDHUAC:
         learner, replay, metrics = self.learner.learn(state.learner, self.replay, state.replay, key, updates)
         return state._replace(learner=learner, replay=replay), metrics
 
-    def _ascend(self, state: State, key: Array, slots: Array) -> Genotype:
+    def _ascend(self, state: State, key: Array, slots: Array) -> Offspring:
         """Gradient children of the archive's `slots`, each on its own minibatches of stored states."""
-        uniform = dataclasses.replace(self.replay, exponent=0.0)
-        genotypes = jax.tree.map(lambda x: x[slots], state.archive.genotypes)
-
-        def observe(key: Array) -> Array:
-            return uniform.sample(state.replay, key, self.learner.config.batch_size).transition.obs
 
         def value(genotype: Genotype, obs: Array) -> Array:
             return jnp.mean(self.learner.value(state.learner, obs, self.learner.policy.act(genotype, obs)))
 
-        e = self.emitter
-        return gradient_mutation(
-            key, genotypes, observe, value, steps=e.gradient_steps, learning_rate=e.gradient_learning_rate
-        )
+        observe = uniform_observations(self.replay, state.replay, self.learner.config.batch_size)
+        return gradient_offspring(state, key, slots, observe, value, self.emitter)
 
 
 def from_config(config: Config, task: Any, archive: Archive) -> QDHUAC:

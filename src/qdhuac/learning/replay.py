@@ -41,10 +41,11 @@ class Replay:
     action_size: int
     exponent: float = 0.6
     beta: float = 0.0
+    contacts: int = 0  # columns for foot contacts, which only some algorithms store
 
     @property
     def row_size(self) -> int:
-        return 2 * self.obs_size + self.action_size + 2
+        return 2 * self.obs_size + self.action_size + 2 + self.contacts
 
     @property
     def leaves(self) -> int:
@@ -115,7 +116,11 @@ class Replay:
 
     def pack(self, t: Transition) -> Array:
         """Transitions as rows. [n, row_size]"""
-        return jnp.concatenate([t.obs, t.next_obs, t.action, t.reward[:, None], t.terminal[:, None]], axis=-1)
+        columns = [t.obs, t.next_obs, t.action, t.reward[:, None], t.terminal[:, None]]
+        if self.contacts:
+            assert t.contacts is not None
+            columns.append(t.contacts)
+        return jnp.concatenate(columns, axis=-1)
 
     def unpack(self, rows: Array) -> Transition:
         """The inverse of `pack`."""
@@ -126,6 +131,7 @@ class Replay:
             action=rows[:, 2 * o : 2 * o + a],
             reward=rows[:, 2 * o + a],
             terminal=rows[:, 2 * o + a + 1],
+            contacts=rows[:, 2 * o + a + 2 :] if self.contacts else None,
         )
 
     def _write(self, state: ReplayState, slots: Array, values: Array) -> ReplayState:

@@ -18,9 +18,8 @@ from qdhuac.learning import categorical
 from qdhuac.learning.critic import Critic, Params, Stats
 from qdhuac.learning.policy import Layer, Policy
 from qdhuac.learning.replay import Batch, Replay, ReplayState
+from qdhuac.learning.updates import Metrics, guard, run
 from qdhuac.types import Array, Genotype
-
-Metrics = dict[str, Array]
 
 
 class Actor(NamedTuple):
@@ -49,12 +48,17 @@ class TargetFreeLearner:
     config: LearnerConfig
 
     @property
+    def scalar(self) -> bool:
+        """One value per critic instead of a distribution, with a squared error: all else is the same."""
+        return self.critic_config.kind == "scalar"
+
+    @property
     def critic(self) -> Critic:
         c = self.critic_config
         return Critic(
             obs_size=self.policy.obs_size,
             action_size=self.policy.action_size,
-            outputs=c.atoms,
+            outputs=1 if self.scalar else c.atoms,
             width=c.width,
             blocks=c.blocks,
             batch_norm=c.batch_norm,
@@ -97,23 +101,7 @@ class TargetFreeLearner:
         self, state: LearnerState, replay: Replay, buffer: ReplayState, key: Array, updates: Array
     ) -> tuple[LearnerState, ReplayState, Metrics]:
         """`updates` updates from the buffer; metrics are means over those not skipped, `count_*` are sums."""
-
-        def body(_: Array, carry: Any) -> Any:
-            state, buffer, total = carry
-            key_batch, key_update = jax.random.split(jax.random.fold_in(key, state.updates))
-            batch = replay.sample(buffer, key_batch, self.config.batch_size)
-            state, priorities, metrics = self.update(state, batch, key_update)
-            buffer = replay.set_priorities(buffer, batch.indices, priorities)
-            return state, buffer, jax.tree.map(jnp.add, total, metrics)
-
-        batch = jax.eval_shape(lambda b: replay.sample(b, key, self.config.batch_size), buffer)
-        shapes = jax.eval_shape(self.update, state, batch, key)[2]
-        total = jax.tree.map(lambda s: jnp.zeros(s.shape, s.dtype), shapes)
-        # Nothing is stored while every evaluation is rejected: then there is nothing to learn from.
-        updates = jnp.where(buffer.size > 0, updates, 0)
-        state, buffer, total = jax.lax.fori_loop(0, updates, body, (state, buffer, total))
-        done = updates - sum(v for k, v in total.items() if k.startswith("count_"))
-        return state, buffer, {k: v if k.startswith("count_") else v / done for k, v in total.items()}
+        return run(self.update, state, replay, buffer, key, updates, self.config.batch_size)
 
     def update(self, state: LearnerState, batch: Batch, key: Array) -> tuple[LearnerState, Array, Metrics]:
         """One update of critic, actor and temperature. Returns the new absolute errors [B] as priorities.
@@ -139,31 +127,20 @@ class TargetFreeLearner:
             lambda s: (s, self._no_actor_metrics()),
             learnt,
         )
-        good_batch = jnp.all(jnp.stack([jnp.all(jnp.isfinite(leaf)) for leaf in batch.transition]))
-        good_critic = jnp.isfinite(critic_norm) & jnp.isfinite(critic_metrics["critic_loss"])
-        good_actor = jnp.isfinite(actor_metrics["actor_gradient_norm"])
-        good = good_critic & good_actor
-        state = jax.tree.map(lambda new, old: jnp.where(good, new, old), learnt, state)
         metrics = {
             **critic_metrics,
             **actor_metrics,
             "critic_gradient_norm": critic_norm,
-            "effective_learning_rate": _kernel_norm(steps) / _kernel_norm(state.critics),
+            "effective_learning_rate": _kernel_norm(steps) / _kernel_norm(learnt.critics),
             "temperature": jnp.exp(learnt.log_temperature),
         }
-        metrics = {k: jnp.where(good, v, 0.0) for k, v in metrics.items()}
-        metrics |= {
-            "count_skipped_batch": (~good & ~good_batch).astype(jnp.int32),
-            "count_skipped_critic": (good_batch & ~good_critic).astype(jnp.int32),
-            "count_skipped_actor": (good_batch & good_critic & ~good_actor).astype(jnp.int32),
-        }
-        return state._replace(updates=state.updates + 1), jnp.where(good, priorities, jnp.nan), metrics
+        return guard(state, learnt, batch, priorities, metrics)
 
     def critic_loss(
         self, critics: tuple[Params, ...], state: LearnerState, batch: Batch, key: Array
     ) -> tuple[Array, tuple[tuple[Stats, ...], Array, Metrics]]:
         """Cross-entropy to the projected target of the critic with the lower mean (Algorithm 1, lines 11-12)."""
-        t, size, atoms = batch.transition, len(batch.weights), self.atoms
+        t, size = batch.transition, len(batch.weights)
         noise = jax.random.normal(key, t.action.shape)
         next_action, next_log_prob = self.policy.sample(*state.actor, t.next_obs, noise)
         obs = jnp.concatenate([t.obs, t.next_obs])
@@ -176,21 +153,17 @@ class TargetFreeLearner:
         else:
             lagging = zip(state.targets, state.stats, strict=True)
             next_logits = jnp.stack([self.critic.apply(p, s, obs, action, train=True)[0][size:] for p, s in lagging])
-        next_p = jax.nn.softmax(jax.lax.stop_gradient(next_logits))
-        lower = jnp.argmin(categorical.mean(next_p, atoms), axis=0)  # [B]
-        next_p = jnp.take_along_axis(next_p, lower[None, :, None], axis=0)[0]  # [B, N]
+        next_logits = jax.lax.stop_gradient(next_logits)
 
         # T z = r + gamma (1 - d) (z - alpha log pi): an affine map of the support
         discount = self.config.discount * (1.0 - t.terminal)
         entropy_bonus = -jnp.exp(state.log_temperature) * next_log_prob
         shift = self.config.reward_scale * t.reward + discount * entropy_bonus
-        target = jax.lax.stop_gradient(categorical.project(next_p, shift, discount, atoms))
-
-        losses = categorical.cross_entropy(target, logits)  # [critics, B]
+        compare = self._squared_error if self.scalar else self._cross_entropy
+        losses, target, extra = compare(logits, next_logits, shift, discount)
         loss = jnp.sum(jnp.mean(batch.weights * losses, axis=1))
-        q = categorical.mean(jax.nn.softmax(logits), atoms)  # [critics, B]
-        priorities = jnp.mean(jnp.abs(categorical.mean(target, atoms) - q), axis=0)
-        below, above = categorical.clipped_mass(next_p, shift, discount, atoms)
+        q = self._mean(logits)  # [critics, B]
+        priorities = jnp.mean(jnp.abs(target - q), axis=0)
         raw = 1.0 / self.config.reward_scale
         metrics = {
             "critic_loss": loss / len(critics),
@@ -199,17 +172,38 @@ class TargetFreeLearner:
             "q_disagreement": raw * jnp.mean(jnp.max(q, 0) - jnp.min(q, 0)),
             "td_error": raw * jnp.mean(priorities),
             "td_error_spread": raw * jnp.std(priorities),
-            "clipped_below": jnp.mean(below),
-            "clipped_above": jnp.mean(above),
         }
-        return loss, (tuple(s for _, s in joint), priorities, metrics)
+        return loss, (tuple(s for _, s in joint), priorities, metrics | extra)
+
+    def _cross_entropy(
+        self, logits: Array, next_logits: Array, shift: Array, discount: Array
+    ) -> tuple[Array, Array, Metrics]:
+        """Losses [critics, B], the target's means [B], and how much of the target was clipped."""
+        next_p, atoms = jax.nn.softmax(next_logits), self.atoms
+        lower = jnp.argmin(categorical.mean(next_p, atoms), axis=0)  # [B]
+        next_p = jnp.take_along_axis(next_p, lower[None, :, None], axis=0)[0]  # [B, N]
+        target = jax.lax.stop_gradient(categorical.project(next_p, shift, discount, atoms))
+        below, above = categorical.clipped_mass(next_p, shift, discount, atoms)
+        clipped = {"clipped_below": jnp.mean(below), "clipped_above": jnp.mean(above)}
+        return categorical.cross_entropy(target, logits), categorical.mean(target, atoms), clipped
+
+    def _squared_error(
+        self, values: Array, next_values: Array, shift: Array, discount: Array
+    ) -> tuple[Array, Array, Metrics]:
+        """The same for scalar critics, whose targets nothing clips."""
+        target = jax.lax.stop_gradient(shift + discount * jnp.min(self._mean(next_values), axis=0))
+        return jnp.square(self._mean(values) - target), target, {}
+
+    def _mean(self, outputs: Array) -> Array:
+        """The value that a critic's outputs [..., N] stand for. [...]"""
+        return outputs[..., 0] if self.scalar else categorical.mean(jax.nn.softmax(outputs), self.atoms)
 
     def value(self, state: LearnerState, obs: Array, action: Array) -> Array:
         """E[Z(s, a)] of the more cautious critic, evaluation mode, scaled units. [B]"""
         return jnp.min(
             jnp.stack(
                 [
-                    categorical.mean(jax.nn.softmax(self.critic.apply(p, s, obs, action, train=False)[0]), self.atoms)
+                    self._mean(self.critic.apply(p, s, obs, action, train=False)[0])
                     for p, s in zip(state.critics, state.stats, strict=True)
                 ]
             ),
@@ -244,11 +238,16 @@ class TargetFreeLearner:
         return state, {"actor_gradient_norm": delay * optax.global_norm(grad), "entropy": delay * entropy}
 
     def _with_initial_value(self, params: Params) -> Params:
-        """Head bias of a broad bell around `initial_value`; nan leaves it uniform over the support."""
-        v = self.critic_config.initial_value
+        """Head bias of a broad bell around `initial_value`; nan leaves it uniform over the support.
+
+        A scalar critic starts from the mean of the same distribution.
+        """
+        v, atoms = self.critic_config.initial_value, self.atoms
+        if self.scalar:
+            start = jnp.mean(atoms) if v != v else v * self.config.reward_scale
+            return params | {"head": params["head"] | {"bias": jnp.full(1, start)}}
         if v != v:
             return params
-        atoms = self.atoms
         width = 0.1 * (atoms[-1] - atoms[0])
         bias = -0.5 * jnp.square((atoms - v * self.config.reward_scale) / width)
         return params | {"head": params["head"] | {"bias": bias}}

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import jax
 
-from qdhuac.algorithms import qdhuac
+from qdhuac.algorithms import dcrl_me, pga_me, qd_pg, qdhuac
 from qdhuac.algorithms.evolution import Evolution
 from qdhuac.archives.dns import DominatedNoveltyArchive
 from qdhuac.archives.grid import GridArchive
@@ -14,6 +15,13 @@ from qdhuac.config import ArchiveConfig, Config, replace
 from qdhuac.tasks.locomotion import Locomotion
 from qdhuac.tasks.native import NativeLocomotion
 from qdhuac.types import Algorithm, Archive, Task
+
+LEARNERS: dict[str, Callable[[Config, Any, Archive], Algorithm]] = {
+    "qdhuac": qdhuac.from_config,
+    "pga_me": pga_me.from_config,
+    "qd_pg": qd_pg.from_config,
+    "dcrl_me": dcrl_me.from_config,
+}
 
 
 def build(config: Config) -> tuple[Any, Algorithm]:
@@ -32,17 +40,22 @@ def choose_backend(config: Config) -> Config:
 def build_task(config: Config) -> Any:
     """The simulated robot."""
     t = choose_backend(config).task
-    common: dict[str, Any] = {"episode_length": t.episode_length, "after_termination": t.after_termination}
+    common: dict[str, Any] = {
+        "episode_length": t.episode_length,
+        "after_termination": t.after_termination,
+        "hidden": config.policy.hidden,
+        "store_contacts": config.algorithm == "qd_pg",
+    }
     if t.backend == "native":
-        return NativeLocomotion(t.name, hidden=config.policy.hidden, **common)
-    return Locomotion(t.name, backend=t.backend, hidden=config.policy.hidden, **common)
+        return NativeLocomotion(t.name, **common)
+    return Locomotion(t.name, backend=t.backend, **common)
 
 
 def build_algorithm(config: Config, task: Any) -> Algorithm:
     """The algorithm; one without a learner is the same evolution over another archive."""
     archive = build_archive(config.archive, task)
-    if config.algorithm == "qdhuac":
-        return qdhuac.from_config(config, task, archive)
+    if config.algorithm in LEARNERS:
+        return LEARNERS[config.algorithm](config, task, archive)
     return Evolution(
         archive=archive,
         fresh=task.policy.init,

@@ -64,6 +64,7 @@ class Locomotion:
         episode_length: int = 1000,
         after_termination: str = "reset",
         hidden: tuple[int, ...] = (256, 256),
+        store_contacts: bool = False,
     ) -> None:
         check_choice("task", name, SPECS)
         check_choice("backend", backend, BRAX_BACKENDS)
@@ -72,6 +73,7 @@ class Locomotion:
             raise UserError(f"episode_length={episode_length!r}: must be at least 1")
         self.name, self.backend, self.spec = name, backend, SPECS[name]
         self.episode_length, self.after_termination = episode_length, after_termination
+        self.store_contacts = check_contacts(name, store_contacts)
         self.reward_offset, self.support = self.spec.reward_offset, self.spec.support
 
         self.env = LeanEnvironment(make_brax(self.spec.robot, backend), forward=not self.spec.omni)
@@ -102,7 +104,15 @@ class Locomotion:
             episode_length=self.episode_length,
             after_termination=self.after_termination,
             can_terminate=self.spec.can_terminate,
+            store_features=self.store_contacts,
         )
+
+
+def check_contacts(name: str, store: bool) -> bool:
+    """Whether transitions carry contacts, which only those tasks have whose descriptor is made of them."""
+    if store and SPECS[name].omni:
+        raise UserError(f"task {name!r}: its descriptor is not made of foot contacts, so there are none to store")
+    return store
 
 
 class LeanEnvironment:

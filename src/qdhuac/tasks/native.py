@@ -25,7 +25,7 @@ from qdhuac.errors import UserError
 from qdhuac.learning.policy import Policy
 from qdhuac.quiet import quiet_imports
 from qdhuac.tasks.engine import Network, Robot, Rows, Simulation, run
-from qdhuac.tasks.locomotion import OMNI_REACH, SPECS, final_position, make_brax
+from qdhuac.tasks.locomotion import OMNI_REACH, SPECS, check_contacts, final_position, make_brax
 from qdhuac.tasks.rollout import AFTER_TERMINATION, share_of_steps
 from qdhuac.types import Array, Evaluation, Exploration, Genotype, Transition
 
@@ -34,7 +34,7 @@ with quiet_imports():
 
 
 class NativeLocomotion:
-    """A `Task`: what `Locomotion` is on MJX. Nothing is compiled except the drawing of random numbers."""
+    """A `Task`: what `Locomotion` is on MJX. JAX compiles nothing but the drawing of random numbers."""
 
     backend = "native"
 
@@ -45,6 +45,7 @@ class NativeLocomotion:
         episode_length: int = 1000,
         after_termination: str = "reset",
         hidden: tuple[int, ...] = (256, 256),
+        store_contacts: bool = False,
         threads: int | None = None,
     ) -> None:
         check_choice("task", name, SPECS)
@@ -53,6 +54,7 @@ class NativeLocomotion:
             raise UserError(f"episode_length={episode_length!r}: must be at least 1")
         self.name, self.spec = name, SPECS[name]
         self.episode_length, self.after_termination = episode_length, after_termination
+        self.store_contacts = check_contacts(name, store_contacts)
         self.reward_offset, self.support = self.spec.reward_offset, self.spec.support
         self.threads = threads or _cores()
 
@@ -112,9 +114,14 @@ class NativeLocomotion:
         reward = np.where(rows.living if self._stops else True, self.robot.reward(rows.gain, rows.action), 0.0)
         reward = reward.astype(np.float32)
         features = rows.features if self.spec.omni else rows.features <= 0.0
-        fitness, descriptor, steps, valid = self._summary(reward, features.astype(np.float32), rows.living)
+        features = features.astype(np.float32)
+        fitness, descriptor, steps, valid = self._summary(reward, features, rows.living)
         columns = (rows.obs, rows.action, reward, rows.terminal, rows.next_obs)
-        return Evaluation(fitness, descriptor, steps, Transition(*map(jnp.asarray, columns)), valid)
+        transitions = Transition(*map(jnp.asarray, columns))
+        if self.store_contacts:
+            # Rows that were never simulated are zero throughout, as on the other engines.
+            transitions = transitions._replace(contacts=jnp.where(valid[..., None], features, 0.0))
+        return Evaluation(fitness, descriptor, steps, transitions, valid)
 
     def _summarise(self, reward: Array, features: Array, living: Array) -> tuple[Array, ...]:
         """Fitness, descriptor, steps and valid rows."""

@@ -39,12 +39,14 @@ def rollout(
     episode_length: int,
     after_termination: str = "reset",
     can_terminate: bool = True,
+    store_features: bool = False,
 ) -> Evaluation:
     """Evaluates each genotype for `episode_length` steps.
 
     `features(state)` gives what the descriptor is made of after each step [F]; `describe(features, living)` makes
     the descriptor [D] from those of all steps [T, F] and which of them belong to the first episode [T].
-    `can_terminate=False` promises that `done` is never set, and spares the resets.
+    `can_terminate=False` promises that `done` is never set, and spares the resets. `store_features` puts the features
+    into the transitions too, as their contacts.
     """
     if after_termination not in AFTER_TERMINATION:
         raise ValueError(f"after_termination={after_termination!r}: expected one of {', '.join(AFTER_TERMINATION)}")
@@ -75,8 +77,10 @@ def rollout(
         obs, action = state.obs, act(state.obs, t)
         state = jax.vmap(env.step)(state, action)
         died = state.done > 0.5
-        row = Transition(obs, action, state.reward, died.astype(state.reward.dtype), state.obs)
-        return (state, died, ended | died), (row, jax.vmap(features)(state), ~ended)
+        now = jax.vmap(features)(state)
+        terminal = died.astype(state.reward.dtype)
+        row = Transition(obs, action, state.reward, terminal, state.obs, now if store_features else None)
+        return (state, died, ended | died), (row, now, ~ended)
 
     def advance_or_idle(carry: Any, t: Array) -> Any:
         """Nothing is simulated once every robot has stopped."""

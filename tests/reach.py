@@ -1,0 +1,61 @@
+"""A task that compiles in a moment and has everything that a learning algorithm needs."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+
+import jax
+import jax.numpy as jnp
+
+from qdhuac.learning.policy import Policy
+from qdhuac.types import Evaluation, Transition
+
+STEPS = 8
+POLICY = Policy(2, 1, (16, 16))
+
+
+@dataclasses.dataclass(frozen=True)
+class ReachTask:
+    """A point on a line moved by its action; reward is highest at +1; the descriptor is where it ends."""
+
+    policy: Policy = POLICY
+    obs_size: int = 2
+    action_size: int = 1
+    support: tuple[float, float] = (-20.0, 10.0)
+    descriptor_bounds: tuple = ((-2.0,), (2.0,))
+    reward_offset: float = 3.0
+    episode_length: int = STEPS
+    contacts: bool = False  # every row says whether it is above 0.5
+
+    @functools.partial(jax.jit, static_argnums=0)
+    def evaluate(self, genotypes, key, exploration=None):
+        def one(genotype, start, head, active, key):
+            def step(x, key):
+                obs = jnp.array([x, 1.0])
+                noise = jax.random.normal(key, (1,))
+                sampled, _ = self.policy.sample(genotype, head, obs, noise)
+                action = jnp.where(active, sampled, self.policy.act(genotype, obs))
+                after = jnp.clip(x + 0.5 * action[0], -2.0, 2.0)
+                contacts = (after[None] > 0.5).astype(jnp.float32) if self.contacts else None
+                row = Transition(obs, action, 1.0 - jnp.square(after - 1.0), 0.0, jnp.array([after, 1.0]), contacts)
+                return after, row
+
+            end, rows = jax.lax.scan(step, start, jax.random.split(key, STEPS))
+            return jnp.sum(rows.reward), end[None], rows
+
+        n = len(jax.tree.leaves(genotypes)[0])
+        head, active = exploration or (jax.vmap(self.policy.init_head)(jax.random.split(key, n)), jnp.zeros(n, bool))
+        start = jax.random.uniform(key, (n,), minval=-0.2, maxval=0.2)
+        fitness, descriptor, rows = jax.vmap(one)(genotypes, start, head, active, jax.random.split(key, n))
+        rows = rows._replace(terminal=jnp.zeros((n, STEPS)))
+        return Evaluation(fitness, descriptor, jnp.full(n, STEPS, jnp.int32), rows, jnp.ones((n, STEPS), bool))
+
+
+@functools.partial(jax.jit, static_argnums=(0, 1))
+def generation(task, algorithm, state, updates):
+    emission = algorithm.ask(state)
+    evaluation = task.evaluate(emission.genotypes, jax.random.fold_in(state.key, 1), emission.exploration)
+    state, told = algorithm.tell(state, emission, evaluation)
+    state, learnt = algorithm.learn(state, updates)
+    return state, emission, evaluation, told | learnt
