@@ -146,7 +146,7 @@ def test_random_policies_differ_in_fitness_and_descriptor(name, backend):
     rows = out.transitions
     assert rows.obs.shape == rows.next_obs.shape == (BATCH, LENGTH, chosen.obs_size)
     assert rows.action.shape == (BATCH, LENGTH, chosen.action_size)
-    assert all(np.isfinite(leaf).all() for leaf in rows)
+    assert all(np.isfinite(leaf).all() for leaf in jax.tree.leaves(rows))
     # Within an episode, one row's successor is the next row's observation.
     onwards = rows.terminal[:, :-1] == 0
     np.testing.assert_array_equal(rows.next_obs[:, :-1][onwards], rows.obs[:, 1:][onwards])
