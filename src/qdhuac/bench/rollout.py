@@ -15,7 +15,7 @@ TASKS = ("hopper", "walker2d", "halfcheetah", "ant", "humanoid")
 # The first one is what the others are measured against.
 BACKENDS = ("mjx", "native")
 BATCH = 10
-STEPS = 100
+STEPS = 300
 REPEATS = 3
 
 
