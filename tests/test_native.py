@@ -266,7 +266,7 @@ def test_stored_contacts_are_what_the_descriptor_is_made_of(mode):
     mjx = jax.eval_shape(Locomotion("walker2d", **options)._rollout, policies("walker2d"), KEY, None)
     assert mjx.transitions.contacts.shape == contacts.shape
     for kind in (NativeLocomotion, Locomotion):
-        with pytest.raises(UserError, match="ant_omni.*contacts"):
+        with pytest.raises(UserError, match=r"ant_omni.*contacts"):
             kind("ant_omni", store_contacts=True)
 
 
