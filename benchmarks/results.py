@@ -69,7 +69,8 @@ def draw(source: Path, target: Path) -> None:
         axes.grid(alpha=0.25)
         axes.spines[["top", "right"]].set_visible(False)
         figures.tidy(axes)
-    figure.axes[0].legend(frameon=False)
+    lines, labels = figure.axes[0].get_legend_handles_labels()
+    figure.legend(lines, labels, frameon=False, loc="outside upper right", ncols=len(labels))
     figure.savefig(target / "learning.png", dpi=150)
 
     first = next(p for p in sorted(source.glob("qdhuac-*")))
