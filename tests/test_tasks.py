@@ -167,9 +167,10 @@ def population(name, trained):
     rng, chosen = np.random.default_rng(0), native(name)
     genotypes = jax.vmap(chosen.policy.init)(jax.random.split(jax.random.key(2), BATCH * MANY))
     for generation in range(12 if trained else 0):
-        fitness = chosen.evaluate(genotypes, jax.random.key(generation)).fitness
-        parents = np.resize(np.argsort(-np.asarray(fitness))[:BATCH], BATCH * MANY)
-        noise = 0.05 * (np.arange(BATCH * MANY) >= BATCH)  # the parents themselves stay
+        keys = jax.random.split(jax.random.key(generation))  # of a single start the luckiest would be chosen
+        fitness = sum(np.asarray(chosen.evaluate(genotypes, key).fitness) for key in keys)
+        parents = np.resize(np.argsort(-fitness)[:BATCH], BATCH * MANY)
+        noise = 0.02 * (np.arange(BATCH * MANY) >= BATCH)  # the parents themselves stay
         genotypes = jax.tree.map(
             lambda x, parents=parents, noise=noise: (
                 x[parents] + noise.reshape(-1, *[1] * (x.ndim - 1)) * rng.normal(size=x.shape).astype(np.float32)
