@@ -17,7 +17,7 @@ from pathlib import Path
 
 import jax
 
-from qdhuac import config as configuration
+from qdhuac import presets
 from qdhuac.running.build import build
 from qdhuac.running.jax_setup import prepare_jax
 from qdhuac.running.rundir import RunDir
@@ -31,7 +31,7 @@ def main() -> None:
     arguments = parser.parse_args()
     prepare_jax()
     changes = {"task.name": arguments.task, "replay.capacity": arguments.capacity, "run.generations": 3}
-    config = configuration.make("qdhuac", "smoke", changes)
+    config = presets.make("qdhuac", "smoke", changes)
     task, algorithm = build(config)
     before = peak()
     with tempfile.TemporaryDirectory() as place, RunDir.create(Path(place) / "run", config) as folder:

@@ -10,7 +10,7 @@ import jax
 import jax.numpy as jnp
 import pytest
 
-from qdhuac import config as configuration
+from qdhuac import presets
 from qdhuac.algorithms.evolution import Evolution
 from qdhuac.archives.dns import DominatedNoveltyArchive
 from qdhuac.running.rundir import RunDir
@@ -82,7 +82,7 @@ def toy_config(learning=False, **overrides):
     """6 individuals x 10 steps a generation; with learning 30 updates, in chunks of 7."""
     values = {"run.generations": 6, "learner.utd": 0.5, "run.chunk": 7, "run.checkpoint_minutes": 1000.0}
     values |= {name.replace("__", "."): value for name, value in overrides.items()}
-    return configuration.make("qdhuac" if learning else "dns", "smoke", values)
+    return presets.make("qdhuac" if learning else "dns", "smoke", values)
 
 
 @pytest.fixture

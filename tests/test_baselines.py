@@ -13,6 +13,7 @@ import pytest
 from reach import STEPS, ReachTask, generation
 
 from qdhuac import config as configuration
+from qdhuac import presets
 from qdhuac.errors import UserError
 from qdhuac.learning.novelty import NoveltyArchive
 from qdhuac.running.arrays import flatten
@@ -39,7 +40,7 @@ SMALL = {
 
 
 def settings(algorithm, **overrides):
-    return configuration.make(
+    return presets.make(
         algorithm, "smoke", SMALL | {name.replace("__", "."): value for name, value in overrides.items()}
     )
 

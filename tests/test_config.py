@@ -6,7 +6,7 @@ import tomllib
 
 import pytest
 
-from qdhuac import config
+from qdhuac import config, presets
 from qdhuac.errors import UserError
 
 
@@ -15,12 +15,12 @@ from qdhuac.errors import UserError
     [
         (algorithm, preset)
         for algorithm in config.ALGORITHMS
-        for preset in config.PRESETS
+        for preset in presets.PRESETS
         if algorithm in config.BASELINES or preset not in config.BASELINE_PRESETS
     ],
 )
 def test_toml_round_trip(algorithm, preset):
-    before = config.make(
+    before = presets.make(
         algorithm, preset, {"policy.hidden": [7, 8], "run.seed": 3, "learner.discount": 0.123456789012}
     )
     after = config.from_toml(config.to_toml(before))
@@ -31,7 +31,7 @@ def test_toml_round_trip(algorithm, preset):
 
 
 def test_every_key_is_in_the_file_and_documented():
-    data = tomllib.loads(config.to_toml(config.make()))
+    data = tomllib.loads(config.to_toml(presets.make()))
     for name, field in config.keys().items():
         section, _, leaf = name.rpartition(".")
         assert leaf in (data[section] if section else data)
@@ -39,14 +39,14 @@ def test_every_key_is_in_the_file_and_documented():
 
 
 def test_order_of_precedence():
-    assert config.make("dns", "laptop").archive.capacity == 50
-    assert config.make("map_elites", "laptop").archive.capacity == 1024
-    assert config.make("map_elites", "laptop", {"archive.capacity": 9}).archive.capacity == 9
+    assert presets.make("dns", "laptop").archive.capacity == 50
+    assert presets.make("map_elites", "laptop").archive.capacity == 1024
+    assert presets.make("map_elites", "laptop", {"archive.capacity": 9}).archive.capacity == 9
 
 
 @pytest.mark.parametrize("algorithm", config.BASELINES)
 def test_baselines_keep_their_own_hyperparameters_and_take_the_presets_steps(algorithm):
-    made = {preset: config.make(algorithm, preset) for preset in config.PRESETS}
+    made = {preset: presets.make(algorithm, preset) for preset in presets.PRESETS}
     assert {p: c.run.env_steps for p, c in made.items() if p != "smoke"} == {
         "laptop": 210_000,
         "paper": 2_000_000,
@@ -58,7 +58,7 @@ def test_baselines_keep_their_own_hyperparameters_and_take_the_presets_steps(alg
         "laptop": 0.03,
         "paper": 0.03,
         "original": 0.03,
-        "matched": config.make("qdhuac", "laptop").learner.utd,
+        "matched": presets.make("qdhuac", "laptop").learner.utd,
     }
     for preset in ("laptop", "paper", "original", "matched"):
         c = made[preset]
@@ -93,7 +93,7 @@ def test_baselines_keep_their_own_hyperparameters_and_take_the_presets_steps(alg
 )
 def test_impossible_combinations_are_refused_by_name(algorithm, preset, values, words):
     with pytest.raises(UserError) as caught:
-        config.make(algorithm, preset, values)
+        presets.make(algorithm, preset, values)
     message = str(caught.value)
     assert "\n" not in message
     assert all(word in message for word in words), message
@@ -132,7 +132,7 @@ def test_assignments_are_read_as_toml_else_as_text():
 )
 def test_bad_values_are_named(assignment, words):
     with pytest.raises(UserError) as caught:
-        config.make("qdhuac", "smoke", config.parse_assignments([assignment]))
+        presets.make("qdhuac", "smoke", config.parse_assignments([assignment]))
     message = str(caught.value)
     assert "\n" not in message
     assert all(word in message for word in words), message

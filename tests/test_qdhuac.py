@@ -9,6 +9,7 @@ import pytest
 from reach import STEPS, ReachTask, generation
 
 from qdhuac import config as configuration
+from qdhuac import presets
 from qdhuac.algorithms import qdhuac
 from qdhuac.archives.dns import DominatedNoveltyArchive
 from qdhuac.emitters.gradient import gradient_mutation
@@ -25,7 +26,7 @@ def make(**overrides):
         "archive.capacity": 20,
         "replay.capacity": 4000,
     } | {name.replace("__", "."): value for name, value in overrides.items()}
-    config = configuration.make("qdhuac", "smoke", values)
+    config = presets.make("qdhuac", "smoke", values)
     task = ReachTask()
     return task, qdhuac.from_config(config, task, DominatedNoveltyArchive(config.archive.capacity, 3))
 

@@ -68,7 +68,7 @@ def ours(algorithm: str, preset: str, updates: int, changes: dict[str, object]) 
     import jax
     import jax.numpy as jnp
 
-    from qdhuac import config as configuration
+    from qdhuac import presets
     from qdhuac.bench.learner import ACTIONS, OBS, build
     from qdhuac.bench.replay import filled
     from qdhuac.bench.timing import Stepper, best_times
@@ -78,7 +78,7 @@ def ours(algorithm: str, preset: str, updates: int, changes: dict[str, object]) 
     from qdhuac.running.jax_setup import prepare_jax
 
     prepare_jax()
-    settings = configuration.make(algorithm, preset, changes)
+    settings = presets.make(algorithm, preset, changes)
     if algorithm == "qdhuac":
         learner, replay = build(settings)
     else:

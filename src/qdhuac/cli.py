@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NoReturn
 
-from qdhuac import __version__, config
+from qdhuac import __version__, config, presets
 from qdhuac.config import Config
 from qdhuac.errors import RunFailed, UserError
 
@@ -194,7 +194,7 @@ def _configuration(arguments: argparse.Namespace) -> Config:
     for name in ("algorithm", "preset"):
         if name in overrides:
             raise UserError(f"--set {name}: use --{name}, which also brings the values that belong to it")
-    return config.make(arguments.algorithm, arguments.preset, overrides)
+    return presets.make(arguments.algorithm, arguments.preset, overrides)
 
 
 def _goal(arguments: argparse.Namespace) -> dict[str, Any]:
@@ -267,7 +267,7 @@ def _parser() -> Parser:
     sub = command("train", train, "start a new run")
     sub.add_argument("--task", help=f"default {Config().task.name}; one of: {', '.join(config.TASKS)}")
     sub.add_argument("--algorithm", default=Config().algorithm, help=f"one of: {', '.join(config.ALGORITHMS)}")
-    sub.add_argument("--preset", default=Config().preset, help=f"one of: {', '.join(config.PRESETS)}")
+    sub.add_argument("--preset", default=Config().preset, help=f"one of: {', '.join(presets.PRESETS)}")
     sub.add_argument("--backend", help=f"physics; default {Config().task.backend}; of: {', '.join(config.BACKENDS)}")
     sub.add_argument("--seed", metavar="N", help="seed of everything random, default 0")
     sub.add_argument("--run-dir", metavar="DIR", help="a new folder; default runs/<algorithm>-<task>-s<seed>-<time>")

@@ -1,4 +1,4 @@
-"""The configuration of a run: frozen dataclasses, presets, TOML in and out, validation with one-line errors.
+"""The configuration of a run: frozen dataclasses, TOML in and out, validation with one-line errors.
 
 Imports nothing heavy, so that a bad configuration is refused before JAX is loaded.
 """
@@ -167,75 +167,6 @@ class Config:
     run: RunConfig = RunConfig()
 
 
-# Each preset is what differs from the defaults above, which are the paper's Table 1.
-PRESETS: dict[str, dict[str, Any]] = {
-    "paper": {"run.env_steps": 2_000_000},
-    "laptop": {
-        "archive.capacity": 50,
-        "critic.width": 128,
-        "learner.batch_size": 128,
-        "learner.utd": 1.0,
-        "emitter.exploration_rollouts": 2,
-        "emitter.gradient_steps": 1000,
-        "emitter.gradient_learning_rate": 1e-3,
-        "run.env_steps": 210_000,
-    },
-    "smoke": {
-        "task.episode_length": 20,
-        "archive.capacity": 16,
-        "emitter.batch_size": 6,
-        "policy.hidden": (16, 16),
-        "critic.width": 16,
-        "critic.blocks": 1,
-        "critic.atoms": 21,
-        "learner.batch_size": 16,
-        "learner.utd": 0.1,
-        "replay.capacity": 2_000,
-        "run.env_steps": 0,
-        "run.generations": 5,
-    },
-    # For the baselines alone: their own hyperparameters, at the paper's horizon; and with as many updates per
-    # environment step, and as many steps, as QDHUAC has in `laptop`.
-    "original": {"run.env_steps": 2_000_000},
-    "matched": {"learner.utd": 1.0, "run.env_steps": 210_000},
-}
-# The hyperparameters of the original implementations: 300 critic steps for a generation of 10 x 1000.
-_BASELINE: dict[str, Any] = {
-    "archive.kind": "cvt",
-    "archive.capacity": 1024,
-    "emitter.sigma_line": 0.05,
-    "emitter.gradient_steps": 100,
-    "emitter.gradient_learning_rate": 1e-3,
-    "emitter.exploration_rollouts": 0,
-    "critic.kind": "mlp",
-    "critic.width": 256,
-    "learner.utd": 0.03,
-    "learner.batch_size": 256,
-    "learner.reward_scale": 1.0,
-    "learner.policy_delay": 2,
-    "learner.target_tau": 0.005,
-    "replay.priority_exponent": 0.0,
-}
-# What an algorithm changes in a preset: a baseline takes nothing but its number of steps from `laptop` and `paper`.
-ALGORITHM_DEFAULTS: dict[str, dict[str, Any]] = {
-    "map_elites": {"archive.kind": "cvt", "archive.capacity": 1024},
-    "pga_me": _BASELINE,
-    "qd_pg": {**_BASELINE, "emitter.isoline_share": 0.3},
-    "dcrl_me": _BASELINE,
-}
-# These presets would mean nothing if an algorithm changed them: being tiny, and having QDHUAC's updates.
-FIRM_PRESETS = ("smoke", "matched")
-
-
-def make(algorithm: str = "qdhuac", preset: str = "laptop", overrides: Mapping[str, Any] | None = None) -> Config:
-    """A validated configuration: defaults, the preset, the algorithm's own, a firm preset again, the overrides."""
-    check_choice("algorithm", algorithm, ALGORITHMS)
-    check_choice("preset", preset, tuple(PRESETS))
-    firm = PRESETS[preset] if preset in FIRM_PRESETS else {}
-    values = {**PRESETS[preset], **ALGORITHM_DEFAULTS.get(algorithm, {}), **firm, **(overrides or {})}
-    return validate(replace(Config(algorithm=algorithm, preset=preset), values))
-
-
 def parse_assignments(assignments: Iterable[str]) -> dict[str, Any]:
     """`section.key=value` strings, as the command line takes them; values are read as TOML, else as text."""
     values: dict[str, Any] = {}
@@ -291,7 +222,7 @@ def validate(config: Config) -> Config:
     _require(
         config.preset not in BASELINE_PRESETS or config.algorithm in BASELINES,
         f"preset={config.preset!r}: is for the algorithms {', '.join(BASELINES)}; {config.algorithm} has: "
-        + ", ".join(p for p in PRESETS if p not in BASELINE_PRESETS),
+        + ", ".join(p for p in PRESET_NAMES if p not in BASELINE_PRESETS),
     )
     if config.algorithm in BASELINES:
         _check_baseline(config)

@@ -139,6 +139,13 @@ def absorb(
     return State(key, state.generation + 1, kept, buffer, state.learner), stored, counts | statistics
 
 
+def learn(learner: Any, replay: Replay, state: State, updates: Array) -> tuple[State, dict[str, Array]]:
+    """The state after `updates` updates of the only learner that it has."""
+    key = jax.random.fold_in(state.key, 4)
+    learned, buffer, metrics = learner.learn(state.learner, replay, state.replay, key, updates)
+    return state._replace(learner=learned, replay=buffer), metrics
+
+
 def screen(emission: Emission, evaluation: Evaluation) -> tuple[Individuals, Array, dict[str, Array]]:
     """Failed evaluations never improve anything.
 

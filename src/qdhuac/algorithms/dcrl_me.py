@@ -22,6 +22,7 @@ from qdhuac.algorithms.base import (
     empty_offspring_like,
     gradient_offspring,
     isoline_offspring,
+    learn,
     one_parent,
     uniform_observations,
 )
@@ -93,9 +94,7 @@ class DCRLME:
 
     def learn(self, state: State, updates: Array) -> tuple[State, dict[str, Array]]:
         """`updates` updates of the critics and, delayed, of the actor."""
-        key = jax.random.fold_in(state.key, 4)
-        learner, buffer, metrics = self.learner.learn(state.learner, self.replay, state.replay, key, updates)
-        return state._replace(learner=learner, replay=buffer), metrics
+        return learn(self.learner, self.replay, state, updates)
 
     def normalise(self, descriptor: Array) -> Array:
         """Descriptors with their bounds at -1 and 1, the units of the lengthscale."""
@@ -138,13 +137,7 @@ def from_config(config: Config, task: Any, archive: Archive) -> DCRLME:
     conditioned = dataclasses.replace(task.policy, obs_size=task.obs_size + len(low))
     return DCRLME(
         archive=archive,
-        replay=Replay(
-            capacity=config.replay.capacity,
-            obs_size=conditioned.obs_size,
-            action_size=task.action_size,
-            exponent=config.replay.priority_exponent,
-            beta=config.replay.importance_beta,
-        ),
+        replay=Replay.of(config.replay, conditioned.obs_size, task.action_size),
         learner=TD3Learner(conditioned, config.critic, config.learner),
         emitter=config.emitter,
         policy=task.policy,

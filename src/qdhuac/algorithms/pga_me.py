@@ -20,6 +20,7 @@ from qdhuac.algorithms.base import (
     empty_offspring_like,
     gradient_offspring,
     isoline_offspring,
+    learn,
     uniform_observations,
 )
 from qdhuac.archives.common import sample
@@ -69,9 +70,7 @@ class PGAME:
 
     def learn(self, state: State, updates: Array) -> tuple[State, dict[str, Array]]:
         """`updates` updates of the critics and, delayed, of the actor."""
-        key = jax.random.fold_in(state.key, 4)
-        learner, buffer, metrics = self.learner.learn(state.learner, self.replay, state.replay, key, updates)
-        return state._replace(learner=learner, replay=buffer), metrics
+        return learn(self.learner, self.replay, state, updates)
 
     def _ascend(self, state: State, key: Array, slots: Array) -> Offspring:
         """Gradient children of the archive's `slots`, up the first critic."""
@@ -87,13 +86,7 @@ def from_config(config: Config, task: Any, archive: Archive) -> PGAME:
     """The algorithm for a task."""
     return PGAME(
         archive=archive,
-        replay=Replay(
-            capacity=config.replay.capacity,
-            obs_size=task.obs_size,
-            action_size=task.action_size,
-            exponent=config.replay.priority_exponent,
-            beta=config.replay.importance_beta,
-        ),
+        replay=Replay.of(config.replay, task.obs_size, task.action_size),
         learner=TD3Learner(task.policy, config.critic, config.learner),
         emitter=config.emitter,
         descriptor_size=len(task.descriptor_bounds[0]),

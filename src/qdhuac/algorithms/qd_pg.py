@@ -114,13 +114,7 @@ def from_config(config: Config, task: Any, archive: Archive) -> QDPG:
     feet = len(task.descriptor_bounds[0])
     return QDPG(
         archive=archive,
-        replay=Replay(
-            capacity=config.replay.capacity,
-            obs_size=task.obs_size,
-            action_size=task.action_size,
-            exponent=0.0,
-            contacts=feet,
-        ),
+        replay=Replay.of(config.replay, task.obs_size, task.action_size, feet),
         learner=TD3Learner(task.policy, config.critic, config.learner),
         novelty=NoveltyArchive(config.novelty.capacity, feet, config.novelty.threshold, config.novelty.neighbours),
         emitter=config.emitter,

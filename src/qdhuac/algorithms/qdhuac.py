@@ -22,6 +22,7 @@ from qdhuac.algorithms.base import (
     empty_offspring_like,
     gradient_offspring,
     isoline_offspring,
+    learn,
     uniform_observations,
 )
 from qdhuac.archives.common import sample
@@ -79,9 +80,7 @@ class QDHUAC:
 
     def learn(self, state: State, updates: Array) -> tuple[State, dict[str, Array]]:
         """`updates` updates of critic, actor and temperature (lines 9-15)."""
-        key = jax.random.fold_in(state.key, 4)
-        learner, replay, metrics = self.learner.learn(state.learner, self.replay, state.replay, key, updates)
-        return state._replace(learner=learner, replay=replay), metrics
+        return learn(self.learner, self.replay, state, updates)
 
     def _ascend(self, state: State, key: Array, slots: Array) -> Offspring:
         """Gradient children of the archive's `slots`, each on its own minibatches of stored states."""
@@ -106,13 +105,7 @@ def from_config(config: Config, task: Any, archive: Archive) -> QDHUAC:
         raise UserError(f"critic.v_min={critic.v_min:g}: must be below critic.v_max={critic.v_max:g}")
     return QDHUAC(
         archive=archive,
-        replay=Replay(
-            capacity=config.replay.capacity,
-            obs_size=task.obs_size,
-            action_size=task.action_size,
-            exponent=config.replay.priority_exponent,
-            beta=config.replay.importance_beta,
-        ),
+        replay=Replay.of(config.replay, task.obs_size, task.action_size),
         learner=TargetFreeLearner(task.policy, critic, config.learner),
         emitter=config.emitter,
         descriptor_size=len(task.descriptor_bounds[0]),

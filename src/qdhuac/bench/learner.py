@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from qdhuac import config as configuration
+from qdhuac import presets
 from qdhuac.bench.replay import filled, sample_and_set
 from qdhuac.bench.timing import Result, Stepper, best_times
 from qdhuac.config import Config
@@ -108,7 +108,7 @@ def flop(learner: TargetFreeLearner) -> float:
 def measure() -> Iterator[Result]:
     """The paper's shapes with one and two critics, and the laptop preset."""
     for case, (preset, changes) in CASES.items():
-        yield from _measure(case, configuration.make("qdhuac", preset, changes))
+        yield from _measure(case, presets.make("qdhuac", preset, changes))
 
 
 def build(settings: Config) -> tuple[TargetFreeLearner, Replay]:

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import jax
 import jax.numpy as jnp
 
-from qdhuac import config as configuration
+from qdhuac import presets
 from qdhuac.bench.timing import Result, best_times
 from qdhuac.running.build import build_task
 
@@ -26,7 +26,7 @@ def measure(tasks: tuple[str, ...] = TASKS) -> Iterator[Result]:
         calls = {}
         for backend in BACKENDS:
             changes = {"task.name": name, "task.backend": backend, "task.episode_length": STEPS}
-            task = build_task(configuration.make("dns", "laptop", changes))
+            task = build_task(presets.make("dns", "laptop", changes))
             genotypes = jax.vmap(task.policy.init)(jax.random.split(key, BATCH))
             calls[backend] = lambda task=task, genotypes=genotypes: jnp.asarray(task.evaluate(genotypes, key).fitness)
         times = best_times(calls, REPEATS)

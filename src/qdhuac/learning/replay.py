@@ -13,6 +13,7 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 
+from qdhuac.config import ReplayConfig
 from qdhuac.types import Array, Transition
 
 PRIORITY_EPSILON = 1e-6  # a transition without error can still be drawn
@@ -42,6 +43,11 @@ class Replay:
     exponent: float = 0.6
     beta: float = 0.0
     contacts: int = 0  # columns for foot contacts, which only some algorithms store
+
+    @classmethod
+    def of(cls, config: ReplayConfig, obs_size: int, action_size: int, contacts: int = 0) -> Replay:
+        """The buffer that a configuration asks for."""
+        return cls(config.capacity, obs_size, action_size, config.priority_exponent, config.importance_beta, contacts)
 
     @property
     def row_size(self) -> int:
