@@ -158,6 +158,16 @@ def test_sampling_is_uniform_over_occupied_slots():
     assert np.all(np.abs(counts[[0, 3, 4, 8]] - 1000) < 5 * np.sqrt(750))  # five standard deviations
 
 
+def test_a_tournament_is_won_by_the_fittest_of_those_drawn():
+    """Of 4 occupied slots, the one of rank r (0 is the worst) wins a tournament of 2 with probability (2r + 1)/16."""
+    state = start("dns")
+    state = state._replace(fitness=state.fitness.at[jnp.array([0, 3, 4, 8])].set(jnp.array([1e9, -1e9, 0.0, 1.0])))
+    slots = np.asarray(sample(state, jax.random.key(0), (8000, 2), tournament=2)).ravel()
+    counts = np.bincount(slots, minlength=CAPACITY)
+    assert set(np.flatnonzero(counts)) == {0, 3, 4, 8}
+    assert np.all(np.abs(counts[[3, 4, 8, 0]] - 1000 * np.array([1, 3, 5, 7])) < 5 * np.sqrt(4000))
+
+
 @every_archive
 def test_many_archives_at_once(kind):
     """Seeds run under vmap must not see each other."""

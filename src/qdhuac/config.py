@@ -57,6 +57,7 @@ class EmitterConfig:
     isoline_share: float = key(0.5, "share of the offspring made by Iso+Line variation", ge=0, le=1)
     sigma_iso: float = key(0.005, "standard deviation of the isotropic noise", ge=0, le=10)
     sigma_line: float = key(0.1, "standard deviation along the line between two parents", ge=0, le=10)
+    tournament: int = key(1, "a parent of Iso+Line is the fittest of so many drawn from the archive", ge=1, le=1000)
     inject_actor: bool = key(True, "one of the offspring is the learner's actor")
     gradient_steps: int = key(10, "Adam steps of a gradient mutation", ge=1, le=100_000)
     gradient_learning_rate: float = key(5e-3, "Adam learning rate of a gradient mutation", gt=0, le=1)

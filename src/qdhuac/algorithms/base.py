@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
+from qdhuac.archives.common import sample
 from qdhuac.config import EmitterConfig
 from qdhuac.emitters.gradient import gradient_mutation
 from qdhuac.emitters.isoline import isoline
@@ -84,8 +85,10 @@ def emission(
     return Emission(genotypes, provenance, parent_fitness, exploration)
 
 
-def isoline_offspring(state: State, key: Array, parents: Array, e: EmitterConfig) -> Offspring:
-    """Iso+Line children of pairs of slots [n, 2]."""
+def isoline_offspring(state: State, key: Array, count: int, e: EmitterConfig) -> Offspring:
+    """`count` Iso+Line children of random pairs, or of pairs that won a tournament each."""
+    key, key_parents = jax.random.split(key)
+    parents = sample(state.archive, key_parents, (count, 2), e.tournament)
     children = isoline(key, state.archive.genotypes, parents, sigma_iso=e.sigma_iso, sigma_line=e.sigma_line)
     return Offspring(children, parents, ISOLINE)
 

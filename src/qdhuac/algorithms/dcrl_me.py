@@ -60,13 +60,12 @@ class DCRLME:
         actors = (e.batch_size - lines) // 2 if e.inject_actor else 0
 
         key_parents, key_line, key_states = jax.random.split(jax.random.fold_in(state.key, 0), 3)
-        parents = sample(state.archive, key_parents, (e.batch_size, 2))
-        slots = parents[:, 0]
+        slots = sample(state.archive, key_parents, (e.batch_size,))
         wanted = jnp.where(jnp.isfinite(state.archive.fitness)[:, None], state.archive.descriptor, jnp.nan)[slots]
         wanted = jnp.where(jnp.arange(e.batch_size)[:, None] < lines, jnp.nan, wanted)
         batches = []
         if lines:
-            batches.append(isoline_offspring(state, key_line, parents[:lines], e))
+            batches.append(isoline_offspring(state, key_line, lines, e))
         if e.batch_size - lines - actors:
             batches.append(self._ascend(state, key_states, slots[lines : e.batch_size - actors]))
         if actors:

@@ -26,6 +26,7 @@ class Evolution:
     fresh: Callable[[Array], Genotype]
     descriptor_size: int
     batch_size: int
+    tournament: int = 1
     sigma_iso: float = 0.005
     sigma_line: float = 0.1
 
@@ -37,7 +38,7 @@ class Evolution:
     def ask(self, state: State) -> Emission:
         """Children of random pairs of parents; random genotypes while the archive is empty."""
         key_parents, key_noise = jax.random.split(jax.random.fold_in(state.key, 0))
-        parents = sample(state.archive, key_parents, (self.batch_size, 2))
+        parents = sample(state.archive, key_parents, (self.batch_size, 2), self.tournament)
         children = isoline(
             key_noise, state.archive.genotypes, parents, sigma_iso=self.sigma_iso, sigma_line=self.sigma_line
         )

@@ -55,12 +55,12 @@ class PGAME:
         gradients = e.batch_size - actors - lines
 
         key_parents, key_line, key_states = jax.random.split(jax.random.fold_in(state.key, 0), 3)
-        parents = sample(state.archive, key_parents, (lines + gradients, 2))
+        parents = sample(state.archive, key_parents, (gradients,))
         batches = [actor_offspring(state.learner.actor)] * actors
         if lines:
-            batches.append(isoline_offspring(state, key_line, parents[:lines], e))
+            batches.append(isoline_offspring(state, key_line, lines, e))
         if gradients:
-            batches.append(self._ascend(state, key_states, parents[lines:, 0]))
+            batches.append(self._ascend(state, key_states, parents))
         return emission(state, batches, self.learner.policy.init)
 
     def tell(self, state: State, emission: Emission, evaluation: Evaluation) -> tuple[State, dict[str, Array]]:

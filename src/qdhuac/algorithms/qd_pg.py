@@ -62,11 +62,11 @@ class QDPG:
         rest = e.batch_size - lines
 
         key_parents, key_line, key_quality, key_diversity = jax.random.split(jax.random.fold_in(state.key, 0), 4)
-        parents = sample(state.archive, key_parents, (e.batch_size, 2))
-        batches = [isoline_offspring(state, key_line, parents[:lines], e)] if lines else []
+        parents = sample(state.archive, key_parents, (rest,))
+        batches = [isoline_offspring(state, key_line, lines, e)] if lines else []
         for learner, key, slots, operators in (
-            (state.learner.quality, key_quality, parents[lines : lines + (rest + 1) // 2, 0], (GRADIENT, ACTOR)),
-            (state.learner.diversity, key_diversity, parents[lines + (rest + 1) // 2 :, 0], (DIVERSITY, DIVERSITY)),
+            (state.learner.quality, key_quality, parents[: (rest + 1) // 2], (GRADIENT, ACTOR)),
+            (state.learner.diversity, key_diversity, parents[(rest + 1) // 2 :], (DIVERSITY, DIVERSITY)),
         ):
             actors = min(int(e.inject_actor), len(slots))
             if len(slots) > actors:

@@ -58,13 +58,13 @@ class QDHUAC:
         gradients = e.batch_size - explorers - actors - lines
 
         key_parents, key_line, key_states = jax.random.split(jax.random.fold_in(state.key, 0), 3)
-        parents = sample(state.archive, key_parents, (lines + gradients, 2))
+        parents = sample(state.archive, key_parents, (gradients,))
         actor = state.learner.actor.policy
         batches = []
         if lines:
-            batches.append(isoline_offspring(state, key_line, parents[:lines], e))
+            batches.append(isoline_offspring(state, key_line, lines, e))
         if gradients:
-            batches.append(self._ascend(state, key_states, parents[lines:, 0]))
+            batches.append(self._ascend(state, key_states, parents))
         batches += [actor_offspring(actor)] * actors + [actor_offspring(actor, EXPLORE)] * explorers
 
         exploration = None

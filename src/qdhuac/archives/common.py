@@ -22,12 +22,17 @@ def admissible(fitness: Array, descriptor: Array) -> Array:
     return jnp.isfinite(fitness) & jnp.all(jnp.isfinite(descriptor), axis=-1)
 
 
-def sample(state: Individuals, key: Array, shape: tuple[int, ...]) -> Array:
-    """Slot indices of the given shape, uniform over the occupied slots; of a wholly empty archive, any slot."""
+def sample(state: Individuals, key: Array, shape: tuple[int, ...], tournament: int = 1) -> Array:
+    """Slot indices of the given shape, uniform over the occupied slots; of a wholly empty archive, any slot.
+
+    With a `tournament`, each is the fittest of so many.
+    """
     rank = jnp.cumsum(jnp.isfinite(state.fitness))  # [N] occupied slots up to and including this one
-    drawn = jax.random.randint(key, shape, 0, jnp.maximum(rank[-1], 1))
+    drawn = jax.random.randint(key, (*shape, tournament), 0, jnp.maximum(rank[-1], 1))
     # The slot of the drawn-th occupied one is the first whose rank exceeds it.
-    return jnp.minimum(jnp.searchsorted(rank, drawn, side="right"), len(rank) - 1)
+    slots = jnp.minimum(jnp.searchsorted(rank, drawn, side="right"), len(rank) - 1)
+    winner = jnp.argmax(state.fitness[slots], axis=-1, keepdims=True)
+    return jnp.take_along_axis(slots, winner, axis=-1)[..., 0]
 
 
 def place(state: Individuals, offspring: Individuals, slots: Array) -> Individuals:

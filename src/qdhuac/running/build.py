@@ -61,6 +61,7 @@ def build_algorithm(config: Config, task: Any) -> Algorithm:
         fresh=task.policy.init,
         descriptor_size=len(task.descriptor_bounds[0]),
         batch_size=config.emitter.batch_size,
+        tournament=config.emitter.tournament,
         sigma_iso=config.emitter.sigma_iso,
         sigma_line=config.emitter.sigma_line,
     )
