@@ -148,6 +148,19 @@ def test_one_goal_lifts_the_other(here, toys):
     assert len((here / "both/metrics.jsonl").read_text().splitlines()) == 3
 
 
+def test_the_physics_that_auto_chose_is_recorded_and_kept(capsys, here, toys, monkeypatch):
+    def recorded():
+        return RunDir.open(Path("run")).read_config().task.backend
+
+    cli.main([*TRAIN, "--generations", "1", "--run-dir", "run"])
+    assert recorded() == "native"  # tests run on a CPU
+    monkeypatch.setattr(jax, "default_backend", lambda: "gpu")
+    cli.main(["resume", "run", "--generations", "2"])
+    assert recorded() == "native"
+    cli.main([*TRAIN, "--generations", "1", "--run-dir", "other"])
+    assert RunDir.open(Path("other")).read_config().task.backend == "mjx"
+
+
 def test_a_run_in_use_is_refused(capsys, here, toys):
     cli.main([*TRAIN, "--generations", "1", "--run-dir", "run"])
     other = RunDir.open(Path("run"))
