@@ -11,6 +11,7 @@ from reach import STEPS, ReachTask, generation
 from qdhuac import config as configuration
 from qdhuac import presets
 from qdhuac.algorithms import qdhuac
+from qdhuac.algorithms.base import gradient_offspring
 from qdhuac.archives.dns import DominatedNoveltyArchive
 from qdhuac.emitters.gradient import gradient_mutation
 from qdhuac.types import ACTOR, EXPLORE, GRADIENT, ISOLINE, RANDOM
@@ -122,6 +123,26 @@ def test_gradient_mutation_draws_new_states_for_every_step_and_parent():
     gradient_mutation(jax.random.key(0), parents, observe, lambda g, o: jnp.sum(g["w"] * o), steps=4, learning_rate=0.1)
     jax.effects_barrier()
     assert len(drawn) == len(set(drawn)) == 12
+
+
+@pytest.mark.parametrize(("occupied", "draws"), [(False, 0), (True, 4)])
+def test_an_empty_archive_costs_no_gradient_steps(occupied, draws):
+    _, algorithm = make(emitter__gradient_steps=4)
+    state = algorithm.init(jax.random.key(0))
+    if occupied:
+        state = state._replace(archive=state.archive._replace(fitness=state.archive.fitness.at[0].set(1.0)))
+    drawn = []
+
+    def observe(key):
+        jax.debug.callback(lambda: drawn.append(1))
+        return jnp.zeros((1, 1))
+
+    def value(genotype, obs):
+        return sum(jnp.sum(x) for x in jax.tree.leaves(genotype))
+
+    gradient_offspring(state, jax.random.key(0), jnp.array([0, 0]), observe, value, algorithm.emitter)
+    jax.effects_barrier()
+    assert len(drawn) == draws
 
 
 def test_a_poisoned_rollout_reaches_neither_archive_nor_replay():

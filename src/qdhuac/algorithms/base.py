@@ -68,7 +68,7 @@ def emission(
     operator = jnp.concatenate([jnp.full(len(b.parents), b.operator, jnp.int32) for b in batches])
     size = len(operator)
 
-    empty = ~jnp.any(jnp.isfinite(state.archive.fitness))
+    empty = _is_empty(state)
     start = jax.vmap(fresh)(jax.random.split(jax.random.fold_in(state.key, 3), size))
     genotypes = jax.tree.map(lambda new, child: jnp.where(empty, new, child), start, genotypes)
     slots = jnp.where(empty, -1, slots)
@@ -104,9 +104,9 @@ def gradient_offspring(
 ) -> Offspring:
     """Gradient children of the `slots` [n]: up `value(genotype, obs)` on minibatches `observe(key)`."""
     parents = jax.tree.map(lambda x: x[slots], state.archive.genotypes)
-    children = gradient_mutation(
-        key, parents, observe, value, steps=e.gradient_steps, learning_rate=e.gradient_learning_rate
-    )
+    # An empty archive has no parents, and what would be made of them is replaced by fresh genotypes anyway.
+    steps = jnp.where(_is_empty(state), 0, e.gradient_steps)
+    children = gradient_mutation(key, parents, observe, value, steps=steps, learning_rate=e.gradient_learning_rate)
     return Offspring(children, one_parent(slots), operator)
 
 
@@ -191,6 +191,10 @@ def operator_statistics(emission: Emission, evaluation: Evaluation, good: Array,
         out[f"{name}/fitness"] = _mean(evaluation.fitness, mine)
         out[f"{name}/gain"] = _mean(gain, mine & jnp.isfinite(gain))
     return out
+
+
+def _is_empty(state: State) -> Array:
+    return ~jnp.any(jnp.isfinite(state.archive.fitness))
 
 
 def _mean(values: Array, where: Array) -> Array:

@@ -17,7 +17,7 @@ def gradient_mutation(
     observe: Callable[[Array], Array],
     value: Callable[[Genotype, Array], Array],
     *,
-    steps: int,
+    steps: int | Array,
     learning_rate: float,
 ) -> Genotype:
     """Children of `parents` (leaves [n, ...]): `steps` Adam steps each, every parent with a fresh optimiser.
