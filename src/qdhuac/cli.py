@@ -13,6 +13,7 @@ from typing import Any, NoReturn
 from qdhuac import __version__, config, presets
 from qdhuac.config import Config
 from qdhuac.errors import RunFailed, UserError
+from qdhuac.studies.catalogue import SCALES, STUDIES
 
 EXIT_CODES = "exit codes: 0 done, 1 the run failed, 2 bad input, 130 stopped by Ctrl-C and 143 by SIGTERM (state saved)"
 
@@ -115,6 +116,17 @@ def report(arguments: argparse.Namespace) -> int:
     print(f"report: {_write_report(folder)}")
     _warn(folder.notes)
     return 0
+
+
+def study(arguments: argparse.Namespace) -> int:
+    """All runs of a study."""
+    from qdhuac.studies.commands import study as run_study
+
+    config.check_choice("study", arguments.name, STUDIES)
+    config.check_choice("--scale", arguments.scale, SCALES)
+    seeds = None if arguments.seeds is None else _whole_number("--seeds", arguments.seeds, 1, 1000)
+    jobs = None if arguments.jobs is None else _whole_number("--jobs", arguments.jobs, 1, 1000)
+    return run_study(arguments.name, arguments.scale, seeds, Path(arguments.root), jobs, arguments.dry_run)
 
 
 def bench(arguments: argparse.Namespace) -> int:
@@ -286,6 +298,15 @@ def _parser() -> Parser:
 
     sub = command("report", report, "write report.html from a run's stored files")
     sub.add_argument("run_dir", metavar="RUN_DIR")
+    sub = command("study", study, "all runs of one of the paper's figures; goes on where it was stopped")
+    sub.add_argument("name", metavar="NAME", help=f"one of: {', '.join(STUDIES)}")
+    sub.add_argument("--scale", default="laptop", help="smoke (minutes), laptop (hours, default) or paper")
+    sub.add_argument("--seeds", metavar="N", help="seeds 0 to N-1; default: smoke 2, laptop 3, paper 5")
+    sub.add_argument(
+        "--root", default="studies", metavar="DIR", help="where runs and studies are kept, default studies"
+    )
+    sub.add_argument("--jobs", metavar="N", help="runs at a time; default the number of cores, at scale paper 1")
+    sub.add_argument("--dry-run", action="store_true", help="list the runs and their cost, and stop")
     sub = command("bench", bench, "how fast learner, rollouts, archive and replay buffer are on this machine")
     sub.add_argument("name", nargs="?", metavar="NAME", help="learner, rollout, archive or replay; default all")
     sub.add_argument("--json", action="store_true", help="one list of objects instead of a table")

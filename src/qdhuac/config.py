@@ -85,6 +85,7 @@ class CriticConfig:
     )
     width: int = key(512, "width of the residual blocks, or of an mlp's layers", ge=1, le=65_536)
     blocks: int = key(2, "residual blocks, or hidden layers of an mlp", ge=0, le=100)
+    residual: bool = key(True, "false: a block is two plain hidden layers, without the connection around it")
     critics: int = key(2, "independent critics; the target is the one with the lower mean", ge=1, le=2)
     batch_norm: bool = key(True, "batch normalisation in every layer")
     input_norm: bool = key(True, "batch normalisation of the raw observation and action")
@@ -112,9 +113,10 @@ class LearnerConfig:
     critic_learning_rate: float = key(3e-4, "Adam learning rate of the critic", gt=0, le=1)
     actor_learning_rate: float = key(3e-4, "Adam learning rate of the actor", gt=0, le=1)
     temperature_learning_rate: float = key(3e-4, "Adam learning rate of the temperature", gt=0, le=1)
-    initial_temperature: float = key(0.01, "entropy temperature at the start", gt=0, le=100)
+    initial_temperature: float = key(0.01, "entropy temperature at the start; 0: no entropy term, ever", ge=0, le=100)
     policy_delay: int = key(1, "critic updates per actor update", ge=1, le=1000)
     target_tau: float = key(0.0, "0: no target network; otherwise Polyak rate of one", ge=0, le=1)
+    probe: bool = key(False, "QDHUAC: log what a Polyak target that never trains would have predicted")
     target_noise: float = key(0.2, "TD3: standard deviation of the noise on the target's action", ge=0, le=10)
     target_noise_clip: float = key(0.5, "TD3: that noise is clipped to +- this", ge=0, le=10)
     lengthscale: float = key(
@@ -227,6 +229,10 @@ def validate(config: Config) -> Config:
     )
     if config.algorithm in BASELINES:
         _check_baseline(config)
+    _require(
+        not learner.probe or config.algorithm == "qdhuac",
+        f"learner.probe=true: needs algorithm qdhuac, not {config.algorithm}",
+    )
     if config.algorithm == "qdhuac":
         _require(c.kind != "mlp", "critic.kind='mlp': algorithm qdhuac needs 'categorical' or 'scalar'")
         _require(

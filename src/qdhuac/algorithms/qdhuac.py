@@ -23,11 +23,13 @@ from qdhuac.algorithms.base import (
     gradient_offspring,
     isoline_offspring,
     learn,
+    screen,
     uniform_observations,
 )
 from qdhuac.archives.common import sample
 from qdhuac.config import Config, EmitterConfig
 from qdhuac.errors import UserError
+from qdhuac.learning import probe
 from qdhuac.learning.replay import Replay
 from qdhuac.learning.target_free import TargetFreeLearner
 from qdhuac.types import EXPLORE, Archive, Array, Emission, Evaluation, Exploration, Genotype
@@ -47,6 +49,8 @@ class QDHUAC:
         """Policy, critic, archive, replay buffer (lines 1-2)."""
         key, key_learner = jax.random.split(key)
         learner = self.learner.init(key_learner)
+        if learner.probe is not None:
+            learner = learner._replace(probe=probe.sized(learner.probe, self.archive.capacity))
         example = empty_offspring_like(learner.actor.policy, self.descriptor_size)
         return State(key, jnp.int32(0), self.archive.init(example), self.replay.init(), learner)
 
@@ -75,8 +79,14 @@ class QDHUAC:
 
     def tell(self, state: State, emission: Emission, evaluation: Evaluation) -> tuple[State, dict[str, Array]]:
         """Fitness and descriptors to the archive (line 7), transitions to the replay buffer (line 8)."""
-        state, _, metrics = absorb(self.archive, self.replay, state, emission, evaluation)
-        return state, metrics
+        told, _, metrics = absorb(self.archive, self.replay, state, emission, evaluation)
+        learner = state.learner
+        if learner.probe is not None:
+            _, good, _ = screen(emission, evaluation)
+            metrics |= probe.observe(self.learner, learner, emission, evaluation, good)
+            seen = probe.remember(learner.probe, told.archive, emission, evaluation, self.learner.config.discount)
+            told = told._replace(learner=learner._replace(probe=seen))
+        return told, metrics
 
     def learn(self, state: State, updates: Array) -> tuple[State, dict[str, Array]]:
         """`updates` updates of critic, actor and temperature (lines 9-15)."""

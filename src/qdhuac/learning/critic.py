@@ -38,6 +38,7 @@ class Critic:
     input_norm: bool = True
     weight_norm: str = "project"
     momentum: float = 0.99
+    residual: bool = True
 
     def init(self, key: Array) -> tuple[Params, Stats]:
         """Random parameters and fresh running statistics."""
@@ -80,7 +81,8 @@ class Critic:
         x = normalise("input_norm", jnp.concatenate([obs, action], axis=-1))
         h = jax.nn.relu(layer("stem", x))
         for i in range(self.blocks):
-            h = h + layer(f"block_{i}_b", jax.nn.relu(layer(f"block_{i}_a", h)))
+            change = layer(f"block_{i}_b", jax.nn.relu(layer(f"block_{i}_a", h)))
+            h = h + change if self.residual else jax.nn.relu(change)
         return self._dense(params["head"], h), new_stats
 
     def project(self, params: Params) -> Params:

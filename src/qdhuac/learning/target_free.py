@@ -14,9 +14,10 @@ import jax.numpy as jnp
 import optax
 
 from qdhuac.config import CriticConfig, LearnerConfig
-from qdhuac.learning import categorical
+from qdhuac.learning import categorical, probe
 from qdhuac.learning.critic import Critic, Params, Stats
 from qdhuac.learning.policy import Layer, Policy
+from qdhuac.learning.probe import Probe
 from qdhuac.learning.replay import Batch, Replay, ReplayState
 from qdhuac.learning.updates import Metrics, guard, run
 from qdhuac.types import Array, Genotype
@@ -37,6 +38,7 @@ class LearnerState(NamedTuple):
     actor_optimiser: Any
     temperature_optimiser: Any
     updates: Array  # int32
+    probe: Probe | None = None  # only with `learner.probe`
 
 
 @dataclasses.dataclass(frozen=True)
@@ -65,6 +67,7 @@ class TargetFreeLearner:
             input_norm=c.input_norm,
             weight_norm=c.weight_norm,
             momentum=c.norm_momentum,
+            residual=c.residual,
         )
 
     @property
@@ -84,17 +87,19 @@ class TargetFreeLearner:
         actor = Actor(self.policy.init(key_policy), self.policy.init_head(key_head))
         pairs = [self.critic.init(k) for k in jax.random.split(key_critic, self.critic_config.critics)]
         critics = tuple(self._with_initial_value(params) for params, _ in pairs)
-        log_temperature = jnp.log(jnp.float32(self.config.initial_temperature))
+        stats = tuple(stats for _, stats in pairs)
+        log_temperature = jnp.log(jnp.float32(self.config.initial_temperature))  # of 0: -inf, and there it stays
         return LearnerState(
             actor=actor,
             critics=critics,
-            stats=tuple(stats for _, stats in pairs),
+            stats=stats,
             log_temperature=log_temperature,
             targets=jax.tree.map(jnp.copy, critics) if self.config.target_tau else None,
             critic_optimiser=self._adam(self.config.critic_learning_rate).init(critics),
             actor_optimiser=self._adam(self.config.actor_learning_rate).init(actor),
             temperature_optimiser=self._adam(self.config.temperature_learning_rate).init(log_temperature),
             updates=jnp.int32(0),
+            probe=probe.init(critics, stats) if self.config.probe else None,
         )
 
     def learn(
@@ -120,6 +125,8 @@ class TargetFreeLearner:
         if targets is not None:
             targets = optax.incremental_update(critics, targets, self.config.target_tau)
         learnt = state._replace(critics=critics, stats=stats, targets=targets, critic_optimiser=critic_optimiser)
+        if state.probe is not None:
+            learnt = learnt._replace(probe=probe.follow(state.probe, critics, stats))
 
         learnt, actor_metrics = jax.lax.cond(
             state.updates % self.config.policy_delay == 0,

@@ -1,0 +1,156 @@
+"""What a study will cost: runs, steps, updates, and the time that they take on this machine."""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+import json
+import shutil
+import subprocess
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from qdhuac.config import BASELINES, LEARNING_ALGORITHMS, Config
+from qdhuac.running.progress import duration
+from qdhuac.studies import jobs
+from qdhuac.studies.catalogue import Run, arguments
+from qdhuac.studies.folder import FINISHED, Found
+
+INPUTS = {"hopper": 14, "walker2d": 23, "halfcheetah": 23, "ant": 35, "humanoid": 261}  # observation and action
+START = 25.0  # seconds of a process before its first generation: imports and compilation
+CALIBRATION = {"run.chunk": 100, "task.episode_length": 100, "learner.utd": 0.1}  # 100 updates per generation
+
+
+@dataclasses.dataclass(frozen=True)
+class Sample:
+    """How long the parts of a run took."""
+
+    family: str
+    work: float  # of one update
+    ask: float  # seconds per generation
+    step: float  # seconds per environment step
+    update: float  # seconds per update
+
+
+def family(config: Config) -> str:
+    """Algorithms whose updates are alike."""
+    return "td3" if config.algorithm in BASELINES else config.algorithm
+
+
+def work(config: Config) -> float:
+    """Multiplications of one update, up to a factor: what makes one configuration slower than another."""
+    if config.algorithm not in LEARNING_ALGORITHMS:
+        return 0.0
+    c, first, policy = config.critic, INPUTS[config.task.name], config.policy.hidden
+    layers = c.blocks - 1 if c.kind == "mlp" else 2 * c.blocks
+    critic = first * c.width + layers * c.width**2 + c.width * (c.atoms if c.kind == "categorical" else 1)
+    actor = first * policy[0] + sum(a * b for a, b in itertools.pairwise(policy))
+    learners = 2 if config.algorithm == "qd_pg" else 1
+    lagging = 1.25 if config.learner.target_tau and config.algorithm == "qdhuac" else 1.0
+    return learners * config.learner.batch_size * (c.critics * critic * lagging + 0.5 * actor)
+
+
+def updates(run: Run) -> int:
+    """Learner updates of a whole run."""
+    learns = run.config.algorithm in LEARNING_ALGORITHMS
+    return int(run.config.learner.utd * run.config.run.env_steps) if learns else 0
+
+
+def sample(config: Config, rows: Sequence[Mapping[str, Any]]) -> Sample | None:
+    """What a run's metrics say about its speed; its first generation compiles, so it does not count."""
+    if len(rows) < 2:
+        return None
+    first, later = rows[0], rows[1:]
+    done = later[-1]["gradient_updates"] - first["gradient_updates"]
+    steps = later[-1]["env_steps"] - first["env_steps"]
+    time = {name: sum(row[f"time_{name}"] for row in later) for name in ("ask", "evaluate", "tell", "learn")}
+    return Sample(
+        family(config),
+        work(config),
+        time["ask"] / len(later),
+        (time["evaluate"] + time["tell"]) / steps,
+        time["learn"] / done if done else 0.0,
+    )
+
+
+def seconds(run: Run, found: Found, samples: Sequence[Sample]) -> float:
+    """What is left to do for a run, on one core."""
+    if found.state == FINISHED:
+        return 0.0
+    mine = [s for s in samples if s.family == family(run.config)]
+    alike = [s for s in mine if s.work == work(run.config)] or mine
+    share = 1.0 - min(1.0, found.steps / run.config.run.env_steps)
+    generation = run.config.emitter.batch_size * run.config.task.episode_length
+    generations = -(-run.config.run.env_steps // generation)
+
+    def mean(values: list[float]) -> float:
+        return sum(values) / len(values)
+
+    update = mean([s.update * (work(run.config) / s.work if s.work else 0.0) for s in alike])
+    whole = (
+        generations * mean([s.ask for s in alike])
+        + run.config.run.env_steps * mean([s.step for s in alike])
+        + updates(run) * update
+    )
+    return START + share * whole
+
+
+def samples(root: Path, scale: str, runs: Sequence[Run], found: Sequence[Found]) -> list[Sample]:
+    """Timings from the runs that are there; of families that have none, three short generations of the first run."""
+    have = [s for run, f in zip(runs, found, strict=True) if (s := sample(run.config, f.rows))]
+    lacking: dict[str, Run] = {}
+    for run, f in zip(runs, found, strict=True):
+        if f.state != FINISHED and family(run.config) not in {s.family for s in have}:
+            lacking.setdefault(family(run.config), run)
+    for name, run in lacking.items():
+        measured = sample(run.config, _calibrate(root / "calibration" / f"{scale}-{name}", run))
+        if measured is not None:
+            have.append(measured)
+    return have
+
+
+def table(runs: Sequence[Run], found: Sequence[Found], timings: Sequence[Sample], jobs_: int) -> list[str]:
+    """The cost as lines of text."""
+    finished = sum(f.state == FINISHED for f in found)
+    started = sum(f.state != FINISHED and f.steps > 0 for f in found)
+    left = [(run, f) for run, f in zip(runs, found, strict=True) if f.state != FINISHED]
+    known = {s.family for s in timings}
+    out = [
+        f"runs: {len(runs)}, of which {finished} finished and {started} begun",
+        f"environment steps: {sum(r.config.run.env_steps for r in runs):,}, "
+        f"left {sum(r.config.run.env_steps - f.steps for r, f in left):,}",
+        f"updates: {sum(updates(r) for r in runs):,}, "
+        f"left {sum(int(updates(r) * (1 - f.steps / r.config.run.env_steps)) for r, f in left):,}",
+    ]
+    if any(family(r.config) not in known for r, _ in left):
+        return [*out, "time left: unknown, the calibration failed"]
+    total = sum(seconds(r, f, timings) for r, f in left)
+    longest = max((seconds(r, f, timings) for r, f in left), default=0.0)
+    wall = max(total / jobs_, longest)
+    return [*out, f"time left: about {duration(wall)} with {jobs_} jobs ({duration(total)} of one core)"]
+
+
+def _calibrate(folder: Path, run: Run) -> list[dict[str, Any]]:
+    """The metrics of three short generations, made anew unless they are there; none if that fails."""
+    try:
+        return [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+    except (OSError, ValueError):
+        shutil.rmtree(folder, ignore_errors=True)
+    words = arguments(run)
+    words[words.index("--env-steps") : words.index("--env-steps") + 2] = ["--generations", "3"]
+    values = [f"{key}={value}" for key, value in CALIBRATION.items()]
+    core = next(iter(jobs.cores()), None)
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    words = [*jobs.COMMAND, "train", *words, "--run-dir", str(folder), "--set", *values]
+    process = jobs.start(words, core, subprocess.DEVNULL)
+    try:
+        process.wait()
+    except KeyboardInterrupt:
+        process.terminate()
+        process.wait()
+        raise
+    if process.returncode != 0:
+        return []
+    shutil.rmtree(folder / "checkpoints", ignore_errors=True)
+    return [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]

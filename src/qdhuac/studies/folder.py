@@ -1,0 +1,152 @@
+"""Where a study lives: `ROOT/<study>-<scale>/study.toml` and the shared `ROOT/runs/`. Knows nothing of JAX."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+import tomllib
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import tomli_w
+
+from qdhuac import __version__, config
+from qdhuac.errors import UserError
+from qdhuac.running.files import replace_file
+from qdhuac.running.rundir import REPORT, RunDir
+from qdhuac.studies import catalogue
+from qdhuac.studies.catalogue import Run
+
+STUDY, RUNS = "study.toml", "runs"
+NEEDED = ("env_steps", "qd_score", "coverage", "max_fitness", "qd_score_auc")  # numbers that every line must have
+MISSING, STARTED, FINISHED = "missing", "started", "finished"
+
+
+@dataclasses.dataclass(frozen=True)
+class Found:
+    """What is there of a run, as lines of metrics."""
+
+    state: str
+    rows: Sequence[Mapping[str, Any]] = ()
+
+    @property
+    def steps(self) -> int:
+        return self.rows[-1]["env_steps"] if self.rows else 0
+
+
+def write(root: Path, name: str, scale: str, runs: Sequence[Run]) -> Path:
+    """Record the study, or check that what is recorded goes with it; returns its folder."""
+    folder = root / f"{name}-{scale}"
+    record: dict[str, Any] = {
+        "study": name,
+        "scale": scale,
+        "version": __version__,
+        "runs": [
+            {"task": r.task, "setting": r.label, "seed": r.seed, "folder": r.folder, "config_sha256": r.fingerprint}
+            for r in runs
+        ],
+    }
+    where = folder / STUDY
+    if where.exists():
+        old = _load(where)
+        if old["version"] != __version__:
+            raise UserError(
+                f"{where}: made by qdhuac {old['version']}, and this is {__version__}; results of two versions are not "
+                "mixed: name another --root"
+            )
+        known = {_key(r): r for r in record["runs"]}
+        for entry in old["runs"]:
+            now = known.get(_key(entry))
+            if now is not None and now["config_sha256"] != entry["config_sha256"]:
+                raise UserError(
+                    f"{where}: {entry['task']}, {entry['setting']} has another configuration now; name another --root"
+                )
+        more = [entry for entry in old["runs"] if _key(entry) not in known and entry["seed"] >= _seeds(runs)]
+        record["runs"] += more  # a study with fewer seeds than before forgets none
+    try:
+        (root / RUNS).mkdir(parents=True, exist_ok=True)
+        folder.mkdir(exist_ok=True)
+        replace_file(where, tomli_w.dumps(record).encode())
+    except OSError as error:
+        raise UserError(f"--root {root}: cannot be written ({error.strerror or error})") from None
+    return folder
+
+
+def read(folder: Path) -> tuple[str, str, list[Run], list[str]]:
+    """Study, scale, runs of a study folder, and what the reader should be told about it."""
+    where = folder / STUDY
+    record = _load(where)
+    wanted = catalogue.study(record["study"], record["scale"])
+    seeds = max((entry["seed"] for entry in record["runs"]), default=-1) + 1
+    runs = catalogue.runs(wanted.name, record["scale"], seeds)
+    recorded = {_key(entry): entry["config_sha256"] for entry in record["runs"]}
+    notes = []
+    if record["version"] != __version__:
+        notes.append(f"{where}: made by qdhuac {record['version']}, read by {__version__}")
+    for run in runs:
+        if recorded.get((run.task, run.label, run.seed), run.fingerprint) != run.fingerprint:
+            raise UserError(f"{where}: {run.name} has another configuration in this version of qdhuac")
+    return wanted.name, record["scale"], runs, notes
+
+
+def look(root: Path, run: Run) -> Found:
+    """What is there of a run; a folder that is not this run, or whose metrics have a gap, is refused by name."""
+    path = root / RUNS / run.folder
+    if not path.exists():
+        return Found(MISSING)
+    folder = RunDir.open(path)
+    theirs = folder.read_config()
+    if folder.notes:
+        raise UserError(folder.notes[0])
+    goal: dict[str, Any] = {"run.env_steps": run.config.run.env_steps, "run.generations": 0}
+    if run.config.task.backend == "auto":
+        goal["task.backend"] = "auto"
+    ours, same = config.to_toml(run.config), config.to_toml(config.replace(theirs, goal))
+    if ours != same:
+        changed = next(b for a, b in zip(ours.splitlines(), same.splitlines(), strict=True) if a != b)
+        raise UserError(f"{path}: not the run that the study asks for ({run.name}): it has {changed}")
+    rows = folder.read_metrics()
+    _check(path, rows)
+    done = bool(rows) and rows[-1]["env_steps"] >= run.config.run.env_steps
+    # The report comes last: a run that was killed before it may lack its last checkpoint and repertoire.
+    whole = (path / REPORT).exists() or not folder.checkpoints.exists()
+    return Found(FINISHED if done and whole else STARTED, rows)
+
+
+def _check(path: Path, rows: Sequence[Mapping[str, Any]]) -> None:
+    """Every generation once, in order, with the numbers that are compared."""
+    before = 0
+    for i, row in enumerate(rows, 1):
+        if row["generation"] != i:
+            raise UserError(f"{path}: metrics.jsonl has a gap: generation {i} expected, found {row['generation']}")
+        for name in NEEDED:
+            value = row.get(name)
+            if not isinstance(value, int | float) or not math.isfinite(value):
+                raise UserError(f"{path}: metrics.jsonl has no {name} in generation {i}")
+        if row["env_steps"] <= before:
+            raise UserError(f"{path}: metrics.jsonl does not move on in generation {i}")
+        before = row["env_steps"]
+
+
+def _load(where: Path) -> dict[str, Any]:
+    try:
+        record = tomllib.loads(where.read_text(encoding="utf-8"))
+        keys = {"task", "setting", "seed", "folder", "config_sha256"}
+        if not all(isinstance(record[k], str) for k in ("study", "scale", "version")) or not all(
+            keys <= entry.keys() and isinstance(entry["seed"], int) for entry in record["runs"]
+        ):
+            raise ValueError("keys are missing")
+    except FileNotFoundError:
+        raise UserError(f"{where}: no such file; a study folder is made by: qdhuac study NAME") from None
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+        raise UserError(f"{where}: not the record of a study ({error})") from None
+    return record
+
+
+def _key(entry: Mapping[str, Any]) -> tuple[str, str, int]:
+    return entry["task"], entry["setting"], entry["seed"]
+
+
+def _seeds(runs: Sequence[Run]) -> int:
+    return max(run.seed for run in runs) + 1
