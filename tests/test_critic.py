@@ -44,16 +44,19 @@ def slow_forward(critic, params, obs, action):
 
     h = np.maximum(layer("stem", norm("input_norm", np.concatenate([obs, action], -1, dtype=np.float64))), 0.0)
     for i in range(critic.blocks):
-        h = h + layer(f"block_{i}_b", np.maximum(layer(f"block_{i}_a", h), 0.0))
+        change = layer(f"block_{i}_b", np.maximum(layer(f"block_{i}_a", h), 0.0))
+        h = h + change if critic.residual else np.maximum(change, 0.0)
     return h @ kernel(p["head"]) + p["head"]["bias"]
 
 
-COMBINATIONS = list(itertools.product([True, False], ["none", "reparam", "project"], [0, 2]))
+COMBINATIONS = list(itertools.product([True, False], ["none", "reparam", "project"], [0, 2], [True]))
 
 
-@pytest.mark.parametrize(("batch_norm", "weight_norm", "blocks"), COMBINATIONS)
-def test_forward_pass_equals_a_slow_oracle(batch_norm, weight_norm, blocks):
-    critic, params, stats = make(batch_norm=batch_norm, weight_norm=weight_norm, blocks=blocks)
+@pytest.mark.parametrize(
+    ("batch_norm", "weight_norm", "blocks", "residual"), [*COMBINATIONS, (True, "project", 2, False)]
+)
+def test_forward_pass_equals_a_slow_oracle(batch_norm, weight_norm, blocks, residual):
+    critic, params, stats = make(batch_norm=batch_norm, weight_norm=weight_norm, blocks=blocks, residual=residual)
     keys = iter(jax.random.split(jax.random.key(9), 100))
     params = jax.tree.map(lambda x: x + 0.1 * jax.random.normal(next(keys), x.shape), params)
     obs, action = data()

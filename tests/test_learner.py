@@ -19,6 +19,8 @@ VARIANTS = {
     "no norm": {"batch_norm": False, "weight_norm": "none"},
     "target": {"target_tau": 0.05},
     "scalar": {"kind": "scalar"},
+    "plain layers": {"residual": False},
+    "no entropy term": {"initial_temperature": 0.0},
 }
 
 
@@ -241,3 +243,11 @@ def test_log_probability_is_that_of_a_squashed_gaussian():
     expected = stats.norm.logpdf(np.arctanh(action[:, 0]), mean[:, 0], std) - np.log(1.0 - np.square(action[:, 0]))
     np.testing.assert_allclose(log_prob, expected, atol=1e-3)
     assert dataclasses.replace(agent.policy, hidden=(8,)).init_head(jax.random.key(0))["bias"].shape == (ACTIONS,)
+
+
+def test_a_temperature_of_zero_stays_zero():
+    agent = learner(initial_temperature=0.0, temperature_learning_rate=1e-2)
+    state, metrics = train(agent, choose(), 200)
+    assert float(jnp.exp(state.log_temperature)) == 0.0
+    assert metrics["temperature"] == 0.0
+    assert sum(int(v) for k, v in metrics.items() if k.startswith("count_skipped")) == 0
