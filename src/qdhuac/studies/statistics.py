@@ -1,0 +1,64 @@
+"""Statistics over seeds and tasks (Agarwal et al., 2021). `scores` are [runs, tasks]. NumPy alone, and pure."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+
+Array = np.ndarray
+REPETITIONS = 2000
+LEVEL = 0.95
+
+
+def iqm(scores: Array) -> float:
+    """Interquartile mean: the mean without the lowest and the highest quarter of all scores."""
+    flat = np.sort(scores, axis=None)
+    cut = int(0.25 * flat.size)
+    return float(np.mean(flat[cut : flat.size - cut]))
+
+
+def probability_of_improvement(scores: Array, others: Array) -> float:
+    """The mean over tasks of the chance that a run of the first beats a run of the second; a tie counts half."""
+    better = (scores[:, None, :] > others[None, :, :]) + 0.5 * (scores[:, None, :] == others[None, :, :])
+    return float(np.mean(better))
+
+
+def profile(scores: Array, thresholds: Sequence[float] | Array) -> Array:
+    """Share of all runs whose score is above each threshold."""
+    return np.array([np.mean(np.mean(scores > t, axis=0)) for t in np.asarray(thresholds)])
+
+
+def interval(
+    statistic: Callable[..., Any], *scores: Array, repetitions: int = REPETITIONS, seed: int = 0
+) -> tuple[Any, Any]:
+    """95 % percentile interval from a bootstrap in which each task draws its own runs, with replacement."""
+    rng = np.random.default_rng(seed)
+    drawn = [statistic(*(_resample(rng, s) for s in scores)) for _ in range(repetitions)]
+    low, high = np.quantile(np.array(drawn), [0.5 - LEVEL / 2, 0.5 + LEVEL / 2], axis=0)
+    return low, high
+
+
+def normalised(scores: dict[str, Array]) -> dict[str, Array]:
+    """Scores per setting with, for each task, 0 at the lowest run of all settings and 1 at the highest."""
+    every = np.concatenate(list(scores.values()))
+    low, high = every.min(axis=0), every.max(axis=0)
+    span = np.where(high > low, high - low, 1.0)
+    return {name: (values - low) / span for name, values in scores.items()}
+
+
+def steps_to_reach(steps: Sequence[float], values: Sequence[float], level: float) -> float | None:
+    """The environment steps at which a curve is first at `level` or above; None if it never is."""
+    return next((s for s, v in zip(steps, values, strict=True) if v >= level), None)
+
+
+def at(steps: Sequence[float], values: Sequence[float], when: Sequence[float] | Array) -> Array:
+    """A curve at other moments: its last value until then, nan before its first."""
+    place = np.searchsorted(np.asarray(steps), np.asarray(when), side="right") - 1
+    return np.where(place >= 0, np.asarray(values, float)[np.maximum(place, 0)], np.nan)
+
+
+def _resample(rng: np.random.Generator, scores: Array) -> Array:
+    rows = rng.integers(len(scores), size=scores.shape)
+    return np.take_along_axis(scores, rows, axis=0)
