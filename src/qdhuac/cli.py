@@ -109,8 +109,17 @@ def evaluate(arguments: argparse.Namespace) -> int:
 
 
 def report(arguments: argparse.Namespace) -> int:
-    """Figures and tables from stored files alone."""
+    """Figures and tables from stored files alone, of a run or of a study."""
     from qdhuac.running.rundir import RunDir
+    from qdhuac.studies.folder import STUDY
+
+    if (Path(arguments.run_dir) / STUDY).exists():
+        from qdhuac.studies.report import write_report
+
+        page, notes = write_report(Path(arguments.run_dir))
+        print(f"report: {page}")
+        _warn(notes)
+        return 0
 
     folder = RunDir.open(Path(arguments.run_dir))
     print(f"report: {_write_report(folder)}")
@@ -296,8 +305,8 @@ def _parser() -> Parser:
     sub.add_argument("--episodes", default="8", metavar="N", help="evaluations per individual, default 8")
     sub.add_argument("--seed", default="0", metavar="N", help="seed of the starts, default 0")
 
-    sub = command("report", report, "write report.html from a run's stored files")
-    sub.add_argument("run_dir", metavar="RUN_DIR")
+    sub = command("report", report, "write report.html from the stored files of a run or a study")
+    sub.add_argument("run_dir", metavar="DIR")
     sub = command("study", study, "all runs of one of the paper's figures; goes on where it was stopped")
     sub.add_argument("name", metavar="NAME", help=f"one of: {', '.join(STUDIES)}")
     sub.add_argument("--scale", default="laptop", help="smoke (minutes), laptop (hours, default) or paper")

@@ -48,7 +48,14 @@ def normalised(scores: dict[str, Array]) -> dict[str, Array]:
     return {name: (values - low) / span for name, values in scores.items()}
 
 
-def steps_to_reach(steps: Sequence[float], values: Sequence[float], level: float) -> float | None:
+def spread(values: Array, axis: int = 0) -> Array:
+    """Standard deviation of a sample, nan left out; 0 where there is but one value."""
+    count = np.sum(np.isfinite(values), axis=axis)
+    mean = np.nanmean(values, axis=axis, keepdims=True)
+    return np.sqrt(np.nansum(np.square(values - mean), axis=axis) / np.maximum(count - 1, 1))
+
+
+def steps_to_reach(steps: Sequence[float] | Array, values: Sequence[float] | Array, level: float) -> float | None:
     """The environment steps at which a curve is first at `level` or above; None if it never is."""
     return next((s for s, v in zip(steps, values, strict=True) if v >= level), None)
 

@@ -1,0 +1,164 @@
+"""`qdhuac report STUDY_DIR`: figures, tables and one page from stored files alone."""
+
+from __future__ import annotations
+
+import base64
+import csv
+import io
+from collections.abc import Iterable, Sequence
+from html import escape
+from pathlib import Path
+from typing import Any
+
+from qdhuac import __version__
+from qdhuac.analysis.report import POLICY
+from qdhuac.analysis.report import STYLE as PAGE_STYLE
+from qdhuac.errors import RunFailed, UserError
+from qdhuac.running import repertoire
+from qdhuac.running.files import replace_file
+from qdhuac.running.rundir import REPERTOIRE
+from qdhuac.studies import results as tables
+from qdhuac.studies.folder import RUNS
+from qdhuac.studies.results import Results, collect
+
+Table = tuple[list[str], list[list[str]]]
+STYLE = PAGE_STYLE + "figure { background: #fff } figure img { width: 100%; height: auto; display: block }\n"
+
+
+def write_report(folder: Path) -> tuple[Path, list[str]]:
+    """Write everything into the study folder; returns the page, and what the reader should be told."""
+    results = collect(folder)
+    shown = _tables(results)
+    try:
+        pictures = _figures(results, folder / "figures")
+        _write(folder / "table.md", _markdown(results, shown))
+        for name, table in {**shown, "curves": tables.curves(results), "runs": tables.provenance(results)}.items():
+            _write(folder / f"{name}.csv", _csv(table))
+        page = folder / "report.html"
+        _write(page, _html(results, shown, pictures))
+    except OSError as error:
+        raise RunFailed(f"{folder}: cannot be written ({error.strerror or error})") from None
+    return page, results.notes
+
+
+def _tables(results: Results) -> dict[str, Table]:
+    shown = {"summary": tables.summary(results)}
+    if results.study.name == "latency":
+        shown["false_negatives"] = tables.false_negatives(results)
+        return shown
+    if len(results.labels) > 1:
+        shown["aggregate"] = tables.aggregate(results)
+    if results.study.name in ("benchmark", "target"):
+        shown["efficiency"] = tables.efficiency(results)
+    return shown
+
+
+def _figures(results: Results, folder: Path) -> dict[str, str]:
+    """Draw and save every figure; returns the SVGs by name."""
+    from qdhuac.studies import figures
+
+    folder.mkdir(parents=True, exist_ok=True)
+    for name, figure in figures.draw(results, _archives(results)):
+        figures.save(figure, folder, name)
+    return {path.stem: path.read_text(encoding="utf-8") for path in sorted(folder.glob("*.svg"))}
+
+
+def _archives(results: Results) -> dict[str, dict[str, Any]]:
+    """Per task the archives of each setting's first seed; those of runs whose repertoire is not there are left out."""
+    found: dict[str, dict[str, Any]] = {}
+    if results.study.name not in ("benchmark", "archive"):
+        return found
+    for run in results.runs:
+        mine = found.setdefault(run.task, {})
+        if run.label in mine:
+            continue
+        path = results.root / RUNS / run.folder / REPERTOIRE
+        try:
+            arrays, metadata = repertoire.read(path)
+        except UserError as error:
+            if path.exists():
+                results.notes.append(str(error))
+            continue
+        if len(arrays["fitness"]):
+            mine[run.label] = (arrays["descriptor"], arrays["fitness"], metadata["descriptor_bounds"])
+    return {task: mine for task, mine in found.items() if mine}
+
+
+TITLES = {
+    "summary": "At the last step: mean and standard deviation over seeds",
+    "aggregate": "Over all tasks: scores from 0 (the lowest run of a task) to 1 (the highest)",
+    "efficiency": "Steps that the reference needs for the final mean of the others",
+    "false_negatives": "Agents above the archive's 90th percentile that a critic values below it",
+}
+CAPTIONS = {
+    "curves": "Thick: mean over seeds. Band: one standard deviation. Thin: every seed.",
+    "relative": "Each seed divided by the reference's mean at the same step; no value where that mean is not positive.",
+    "final": "At the last step, divided by the reference's mean. A point is a seed, the bar their mean.",
+    "utd": "At the last step. Small points: seeds. Line: mean. Band: one standard deviation.",
+    "latency": "A positive gap means that the shadow target is the more pessimistic of the two.",
+    "aggregate": "Interquartile mean and probability of improvement with 95 % stratified bootstrap intervals.",
+    "profiles": "Share of runs above each normalised score, with 95 % stratified bootstrap bands.",
+}
+
+
+def _html(results: Results, shown: dict[str, Table], pictures: dict[str, str]) -> str:
+    study = results.study
+    seeds = sorted({run.seed for run in results.runs})
+    parts = [
+        f"<h1>{escape(study.title)}</h1>",
+        f'<p class="sub">study {escape(study.name)} · scale {escape(results.scale)} · {study.steps:,} steps · '
+        f"{len(results.runs)} runs, seeds {seeds[0]} to {seeds[-1]}</p>",
+    ]
+    if results.notes:
+        parts.append("<h2>Notes</h2><ul>" + "".join(f"<li>{escape(n)}</li>" for n in results.notes) + "</ul>")
+    for name, svg in pictures.items():
+        data = base64.b64encode(svg.encode()).decode()
+        caption = CAPTIONS.get(name, "First seed of each setting.")
+        parts.append(
+            f'<figure><img alt="{escape(name)}" src="data:image/svg+xml;base64,{data}"></figure>'
+            f'<p class="sub">{escape(caption)}</p>'
+        )
+    for name, table in shown.items():
+        parts.append(f"<h2>{escape(TITLES[name])}</h2>" + _html_table(*table))
+    head, rows = tables.provenance(results)
+    short = [[cell[:12] if len(cell) == 64 else cell for cell in row] for row in rows]
+    parts.append(f"<h2>Runs</h2><details><summary>every run</summary>{_html_table(head, short)}</details>")
+    parts.append(
+        f"<footer>Written by qdhuac {escape(__version__)} from config.toml and metrics.jsonl of each run.</footer>"
+    )
+    return (
+        '<!doctype html>\n<html lang="en"><head><meta charset="utf-8">'
+        '<meta name="viewport" content="width=device-width, initial-scale=1">'
+        f'<meta http-equiv="Content-Security-Policy" content="{POLICY}">'
+        f"<title>{escape(study.name)} · qdhuac</title><style>{STYLE}</style></head>\n<body>\n"
+        + "\n".join(parts)
+        + "\n</body></html>\n"
+    )
+
+
+def _html_table(head: Iterable[str], rows: Iterable[Sequence[str]]) -> str:
+    top = "".join(f"<th>{escape(h)}</th>" for h in head)
+    body = "".join("<tr>" + "".join(f"<td>{escape(cell)}</td>" for cell in row) + "</tr>" for row in rows)
+    return f'<div class="wide"><table><thead><tr>{top}</tr></thead><tbody>{body}</tbody></table></div>'
+
+
+def _markdown(results: Results, shown: dict[str, Table]) -> str:
+    out = [f"# {results.study.title}", f"Scale {results.scale}, {results.study.steps:,} steps."]
+    for name, (head, rows) in shown.items():
+        lines = [" | ".join(cells) for cells in (head, ["---"] * len(head), *rows)]
+        out += [f"## {TITLES[name]}", "\n".join(f"| {line} |" for line in lines)]
+    out += [f"- {note}" for note in results.notes]
+    return "\n\n".join(out) + "\n"
+
+
+def _csv(table: Table) -> str:
+    head, rows = table
+    buffer = io.StringIO()
+    writer = csv.writer(buffer, lineterminator="\n")
+    writer.writerow(head)
+    writer.writerows(rows)
+    return buffer.getvalue()
+
+
+def _write(path: Path, text: str) -> None:
+    replace_file(path, text.encode())

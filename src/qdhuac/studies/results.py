@@ -1,0 +1,207 @@
+"""The stored metrics of a study: what is there, what is left out and why, and its numbers as tables."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from qdhuac.errors import UserError
+from qdhuac.running.files import sha256
+from qdhuac.running.rundir import METRICS
+from qdhuac.studies import catalogue, statistics
+from qdhuac.studies.catalogue import Run, Study
+from qdhuac.studies.folder import FINISHED, RUNS, look, read
+
+MEASURES = {"qd_score": "QD score", "coverage": "coverage (%)", "max_fitness": "max fitness", "qd_score_auc": "QD AUC"}
+Rows = Sequence[Mapping[str, Any]]
+
+
+@dataclasses.dataclass(frozen=True)
+class Results:
+    """Runs that reached the study's horizon, cut off there; and one line for each that is left out."""
+
+    study: Study
+    scale: str
+    root: Path
+    curves: dict[tuple[str, str], dict[int, Rows]]  # by task and setting, then by seed
+    runs: list[Run]  # those in `curves`
+    notes: list[str]
+
+    @property
+    def tasks(self) -> list[str]:
+        return [task for task in self.study.tasks if any(key[0] == task for key in self.curves)]
+
+    @property
+    def labels(self) -> list[str]:
+        return [s.label for s in self.study.settings if any(key[1] == s.label for key in self.curves)]
+
+    def curve(self, task: str, label: str, measure: str) -> tuple[np.ndarray, np.ndarray]:
+        """Steps [T] and values [seeds, T] of a setting; empty if there are none."""
+        found = list(self.curves.get((task, label), {}).values())
+        steps = np.array(sorted({row["env_steps"] for rows in found for row in rows}))
+        values = [
+            statistics.at([r["env_steps"] for r in rows], [number(r, measure) for r in rows], steps) for rows in found
+        ]
+        return steps, np.array(values).reshape(len(found), len(steps))
+
+    def final(self, task: str, label: str, measure: str) -> np.ndarray:
+        """The last value of every seed. [seeds]"""
+        return np.array([number(rows[-1], measure) for rows in self.curves.get((task, label), {}).values()])
+
+    def scores(self, measure: str) -> dict[str, np.ndarray]:
+        """Last values [seeds, tasks] of the settings, of the seeds that every task and setting has."""
+        everywhere = [set(self.curves.get((t, s), {})) for t in self.tasks for s in self.labels]
+        seeds = sorted(set.intersection(*everywhere)) if everywhere else []
+        if not seeds:
+            return {}
+        return {
+            s: np.array([[number(self.curves[t, s][seed][-1], measure) for t in self.tasks] for seed in seeds])
+            for s in self.labels
+        }
+
+
+def number(row: Mapping[str, Any], name: str) -> float:
+    """A number of a line of metrics, coverage in per cent; nan if it has none."""
+    value = row.get(name)
+    return float("nan") if value is None else 100.0 * value if name == "coverage" else float(value)
+
+
+def collect(folder: Path) -> Results:
+    """The results in a study folder; runs that are missing, unfinished or not what was planned are named."""
+    name, scale, runs, notes = read(folder)
+    study = catalogue.study(name, scale)
+    curves: dict[tuple[str, str], dict[int, Rows]] = {}
+    used = []
+    for run in runs:
+        try:
+            found = look(folder.absolute().parent, run)
+        except UserError as error:
+            notes.append(f"left out: {error}")
+            continue
+        if found.steps < study.steps:
+            reached = f"has {found.steps:,} of {study.steps:,} steps" if found.steps else "is missing"
+            notes.append(f"left out: {run.name} {reached} ({run.folder})")
+            continue
+        if found.state != FINISHED:
+            notes.append(f"still going on, but far enough for this study: {run.name} ({run.folder})")
+        within = [row for row in found.rows if row["env_steps"] <= study.steps]
+        # A generation may end beyond the horizon: then the line that reached it is the last.
+        rows = found.rows[: len(within) + (not within or within[-1]["env_steps"] < study.steps)]
+        curves.setdefault((run.task, run.label), {})[run.seed] = rows
+        used.append(run)
+    if not used:
+        raise UserError(f"{folder}: no run of the study has reached {study.steps:,} steps yet; qdhuac study {name}")
+    return Results(study, scale, folder.absolute().parent, curves, used, notes)
+
+
+def summary(results: Results) -> tuple[list[str], list[list[str]]]:
+    """Head and rows: mean and standard deviation of every measure, per task and setting."""
+    rows = []
+    for task in results.tasks:
+        for label in results.labels:
+            values = {m: results.final(task, label, m) for m in MEASURES}
+            if len(values["qd_score"]):
+                cells = [_spread(values[m]) for m in MEASURES]
+                rows.append([task, label, str(len(values["qd_score"])), *cells])
+    return ["task", "setting", "seeds", *MEASURES.values()], rows
+
+
+def aggregate(results: Results) -> tuple[list[str], list[list[str]]]:
+    """Head and rows: IQM over tasks of normalised scores and the chance that the reference is better."""
+    rows = []
+    for measure, title in MEASURES.items():
+        scores = statistics.normalised(results.scores(measure)) if results.scores(measure) else {}
+        for label, values in scores.items():
+            low, high = statistics.interval(statistics.iqm, values)
+            reference = scores[results.labels[0]]
+            chance = ""
+            if label != results.labels[0]:
+                p = statistics.probability_of_improvement(reference, values)
+                a, b = statistics.interval(statistics.probability_of_improvement, reference, values)
+                chance = f"{p:.2f} [{a:.2f}, {b:.2f}]"
+            rows.append([title, label, f"{statistics.iqm(values):.2f} [{low:.2f}, {high:.2f}]", chance])
+    return ["measure", "setting", "IQM [95 %]", f"P({results.labels[0]} is better) [95 %]"], rows
+
+
+def efficiency(results: Results) -> tuple[list[str], list[list[str]]]:
+    """Head and rows: the steps that the reference needs for the final mean score of each other setting."""
+    rows = []
+    first = results.labels[0]
+    for task in results.tasks:
+        for label in results.labels[1:]:
+            for measure in ("max_fitness", "qd_score"):
+                level = results.final(task, label, measure)
+                steps, values = results.curve(task, first, measure)
+                if not len(level) or not len(values):
+                    continue
+                needed = [statistics.steps_to_reach(steps, curve, float(np.mean(level))) for curve in values]
+                there = sorted(n for n in needed if n is not None)
+                # The median over all seeds, of which those that never arrive are the slowest.
+                middle = there[len(needed) // 2] if len(there) > len(needed) // 2 else None
+                rows.append(
+                    [
+                        task,
+                        label,
+                        MEASURES[measure],
+                        short(float(np.mean(level))),
+                        f"{len(there)} of {len(needed)}",
+                        f"{middle:,.0f}" if middle else "not reached",
+                        f"{results.study.steps / middle:.1f}" if middle else "",
+                    ]
+                )
+    head = ["task", "setting", "measure", "its final mean", f"{first} reaches it", "median steps", "times fewer"]
+    return head, rows
+
+
+def false_negatives(results: Results) -> tuple[list[str], list[list[str]]]:
+    """Head and rows: how often critic and shadow missed an agent above the archive's 90th percentile, all runs."""
+    rows = []
+    for name, prefix in (("start states, whole batch", "probe_"), ("along the best agents' way", "probe_path_")):
+        lines = [row for seeds in results.curves.values() for rows_ in seeds.values() for row in rows_]
+        high, missed, shadow = (sum(r.get(prefix + k) or 0 for r in lines) for k in ("high", "missed", "missed_shadow"))
+        rates = [f"{100 * n / high:.1f} %" if high else "" for n in (missed, shadow)]
+        gaps = [g for r in lines if (g := r.get(f"{prefix}gap")) is not None]
+        rows.append([name, f"{high:,}", *rates, f"{np.mean(gaps):.2f}" if gaps else ""])
+    return ["where", "above the threshold", "missed by the critic", "missed by the shadow", "mean gap"], rows
+
+
+def provenance(results: Results) -> tuple[list[str], list[list[str]]]:
+    """Head and rows: which files the numbers come from."""
+    rows = []
+    for run in results.runs:
+        path = results.root / RUNS / run.folder
+        last = results.curves[run.task, run.label][run.seed][-1]
+        wall = f"{last.get('wall_s') or 0:.0f}"
+        rows.append([run.task, run.label, str(run.seed), run.folder, run.fingerprint, sha256(path / METRICS), wall])
+    return ["task", "setting", "seed", "folder", "config_sha256", "metrics_sha256", "wall_s"], rows
+
+
+def curves(results: Results) -> tuple[list[str], list[list[str]]]:
+    """Head and rows: every number that is drawn."""
+    names = ["generation", "env_steps", "gradient_updates", *MEASURES]
+    probes = sorted(
+        {k for s in results.curves.values() for rows in s.values() for r in rows for k in r if "probe" in k}
+    )
+    rows = [
+        [task, label, str(seed), *("" if row.get(k) is None else f"{row[k]:.8g}" for k in (*names, *probes))]
+        for (task, label), seeds in results.curves.items()
+        for seed, its in seeds.items()
+        for row in its
+    ]
+    return ["task", "setting", "seed", *names, *probes], rows
+
+
+def short(value: float) -> str:
+    """A number of at most about four digits."""
+    for size, letter in ((1e9, " G"), (1e6, " M"), (1e4, " k")):
+        if abs(value) >= size:
+            return f"{value / (1e3 if letter == ' k' else size):.4g}{letter}"
+    return f"{value:.4g}"
+
+
+def _spread(values: np.ndarray) -> str:
+    return f"{short(float(np.mean(values)))} ± {short(float(statistics.spread(values)))}"
