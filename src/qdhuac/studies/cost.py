@@ -19,7 +19,14 @@ from qdhuac.studies.folder import FINISHED, Found
 
 INPUTS = {"hopper": 14, "walker2d": 23, "halfcheetah": 23, "ant": 35, "humanoid": 261}  # observation and action
 START = 25.0  # seconds of a process before its first generation: imports and compilation
-CALIBRATION = {"run.chunk": 100, "task.episode_length": 100, "learner.utd": 0.1}  # 100 updates per generation
+# 100 updates per generation; and few steps of gradient mutation, for which the time is scaled up again.
+GRADIENT_STEPS = 50
+CALIBRATION = {
+    "run.chunk": 100,
+    "task.episode_length": 100,
+    "learner.utd": 0.1,
+    "emitter.gradient_steps": GRADIENT_STEPS,
+}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -106,7 +113,8 @@ def samples(root: Path, scale: str, runs: Sequence[Run], found: Sequence[Found])
     for name, run in lacking.items():
         measured = sample(run.config, _calibrate(root / "calibration" / f"{scale}-{name}", run))
         if measured is not None:
-            have.append(measured)
+            many = run.config.emitter.gradient_steps / GRADIENT_STEPS if measured.work else 1.0
+            have.append(dataclasses.replace(measured, ask=many * measured.ask))
     return have
 
 
@@ -137,6 +145,7 @@ def _calibrate(folder: Path, run: Run) -> list[dict[str, Any]]:
         return [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
     except (OSError, ValueError):
         shutil.rmtree(folder, ignore_errors=True)
+    print(f"calibration: three short generations of {run.config.algorithm}", flush=True)
     words = arguments(run)
     words[words.index("--env-steps") : words.index("--env-steps") + 2] = ["--generations", "3"]
     values = [f"{key}={value}" for key, value in CALIBRATION.items()]

@@ -66,6 +66,8 @@ def draw(results: Results, archives: Mapping[str, Mapping[str, Any]]) -> Iterato
 def save(figure: Figure, folder: Path, name: str) -> None:
     """The figure as SVG, PDF and PNG."""
     with matplotlib.rc_context(STYLE):
+        figure.draw_without_rendering()
+        figure.set_layout_engine("none")  # laid out once, not once per format
         for kind, metadata in (("svg", {"Date": None}), ("pdf", {"CreationDate": None}), ("png", {})):
             figure.savefig(folder / f"{name}.{kind}", dpi=200, metadata=metadata)
 
@@ -78,15 +80,12 @@ def curves(results: Results, relative: bool = False) -> Figure:
     for column, task in enumerate(tasks):
         for row, (measure, title) in enumerate(MEASURES.items()):
             axes = grid[row][column]
-            against = results.curve(task, labels[0], measure)[1] if relative else None
             for i, label in enumerate(labels):
                 steps, values = results.curve(task, label, measure)
                 if not len(values):
                     continue
-                if against is not None:
-                    if against.shape[-1:] != values.shape[-1:] or not len(against):
-                        continue
-                    base = against.mean(axis=0)
+                if relative:
+                    base = results.mean_at(task, labels[0], measure, steps)
                     # Of a reference at or below 0, as a fitness can be early on, there is no share.
                     values = values / np.where(base > 0, base, np.nan)
                 _lines(axes, steps, values, i, label)
@@ -94,7 +93,7 @@ def curves(results: Results, relative: bool = False) -> Figure:
             if row == 0:
                 axes.set_title(NAMES.get(task, task))
             if column == 0:
-                axes.set_ylabel(f"{title.removesuffix(' (%)')},\nrelative" if relative else title)
+                axes.set_ylabel(f"{_bare(title)},\nrelative" if relative else title)
             if row == len(MEASURES) - 1:
                 axes.set_xlabel("environment steps")
     figure.align_ylabels(grid[:, 0])
@@ -180,7 +179,7 @@ def aggregate(results: Results) -> Figure:
             if i:
                 _interval(below, i, statistics.probability_of_improvement, scores[labels[0]], scores[label])
         below.axvline(0.5, color="black", linewidth=0.8, linestyle=":")
-        above.set_title(title)
+        above.set_title(_bare(title))
         above.set_xlabel("IQM of normalised scores")
         below.set_xlabel(f"P({labels[0]} is better)")
         below.set_xlim(-0.05, 1.05)
@@ -207,7 +206,7 @@ def profiles(results: Results) -> Figure:
             axes.step(
                 thresholds, share, where="post", linestyle=DASHES[i % len(DASHES)], label=label, linewidth=1.4, **style
             )
-        axes.set_title(title)
+        axes.set_title(_bare(title))
         axes.set_xlabel("normalised score")
     grid[0][0].set_ylabel("share of runs above")
     _legend(figure, grid)
@@ -235,7 +234,7 @@ def final(results: Results) -> Figure:
             axes.axvline(1.0, color=COLOURS[0], linewidth=0.9)
             axes.grid(axis="y", visible=False)
             if row == 0:
-                axes.set_title(title.removesuffix(" (%)"))
+                axes.set_title(_bare(title))
             if row == len(tasks) - 1:
                 axes.set_xlabel(f"relative to {labels[0]}")
         grid[row][0].set_yticks(range(len(labels)), labels)
@@ -247,7 +246,7 @@ def final(results: Results) -> Figure:
 
 def archive_maps(task: str, found: Mapping[str, tuple[np.ndarray, np.ndarray, Sequence[Sequence[float]]]]) -> Figure:
     """The archives of the settings side by side: descriptor [N, D], fitness [N] and bounds of each."""
-    columns = min(4, len(found))
+    columns = 3 if len(found) in (5, 6) else min(4, len(found))
     rows = -(-len(found) // columns)
     figure = Figure(figsize=(2.2 * columns + 0.9, 2.1 * rows + 0.4), layout="constrained")
     grid = figure.subplots(rows, columns, squeeze=False, sharex=True, sharey=True)
@@ -327,9 +326,15 @@ def _legend(figure: Figure, grid: Any) -> None:
     for axes in np.asarray(grid).flat:
         for handle, label in zip(*axes.get_legend_handles_labels(), strict=True):
             handles.setdefault(label, handle)
-    width = figure.get_size_inches()[0]
-    columns = max(1, min(len(handles), int(width / (0.5 + 0.075 * max((len(n) for n in handles), default=1)))))
+    room = figure.get_size_inches()[0]
+    rows = -(-sum(0.75 + 0.065 * len(name) for name in handles) // room)  # inches, roughly
+    columns = max(1, int(-(-len(handles) // max(1, rows))))
     figure.legend(handles.values(), handles.keys(), loc="outside lower center", ncols=columns, handlelength=3)
+
+
+def _bare(title: str) -> str:
+    """A measure's name where its unit has gone."""
+    return title.removesuffix(" (%)")
 
 
 def _zero(values: np.ndarray) -> np.ndarray:

@@ -48,13 +48,15 @@ def write(root: Path, name: str, scale: str, runs: Sequence[Run]) -> Path:
         ],
     }
     where = folder / STUDY
+    for other in sorted(root.glob(f"*/{STUDY}")):  # all studies of a root share its runs
+        version = _load(other)["version"]
+        if version != __version__:
+            raise UserError(
+                f"{other}: made by qdhuac {version}, and this is {__version__}; runs of two versions are not mixed: "
+                "name another --root"
+            )
     if where.exists():
         old = _load(where)
-        if old["version"] != __version__:
-            raise UserError(
-                f"{where}: made by qdhuac {old['version']}, and this is {__version__}; results of two versions are not "
-                "mixed: name another --root"
-            )
         known = {_key(r): r for r in record["runs"]}
         for entry in old["runs"]:
             now = known.get(_key(entry))

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from qdhuac.errors import UserError
+from qdhuac.running import checkpoint
 from qdhuac.running.progress import duration
 from qdhuac.studies.catalogue import Run, arguments
 from qdhuac.studies.folder import FINISHED, MISSING, RUNS, look
@@ -35,11 +36,14 @@ class Job:
 
 
 def command(root: Path, run: Run, state: str) -> list[str]:
-    """How to begin or to go on with a run."""
-    path = str(root / RUNS / run.folder)
+    """How to begin or to go on with a run; one that was killed after its last checkpoint lacks its report alone."""
+    path, goal = root / RUNS / run.folder, run.config.run.env_steps
     if state == MISSING:
-        return [*COMMAND, "train", *arguments(run), "--run-dir", path]
-    return [*COMMAND, "resume", path, "--env-steps", str(run.config.run.env_steps)]
+        return [*COMMAND, "train", *arguments(run), "--run-dir", str(path)]
+    saved = checkpoint.newest(path / "checkpoints").record
+    if not saved.get("pending") and saved.get("counters", {}).get("env_steps", 0) >= goal:
+        return [*COMMAND, "report", str(path)]
+    return [*COMMAND, "resume", str(path), "--env-steps", str(goal)]
 
 
 def cores() -> list[int]:
@@ -81,15 +85,15 @@ class Pool:
     def _start(self, run: Run, position: int, total: int) -> None:
         try:
             state = look(self.root, run).state
+            if state == FINISHED:  # meanwhile, by another process
+                return
+            words = command(self.root, run, state)
         except UserError as error:
             self.failures.append(f"{run.name}: {error}")
-            return
-        if state == FINISHED:  # meanwhile, by another process
             return
         core = self._free.pop(0)
         log = self.root / "logs" / f"{run.folder}.log"
         log.parent.mkdir(exist_ok=True)
-        words = command(self.root, run, state)
         with log.open("ab") as out:
             out.write(f"$ {' '.join(words)}\n".encode())
             out.flush()

@@ -48,6 +48,13 @@ class Results:
         ]
         return steps, np.array(values).reshape(len(found), len(steps))
 
+    def mean_at(self, task: str, label: str, measure: str, when: np.ndarray) -> np.ndarray:
+        """The mean over seeds at other steps, nan where there is none. [T]"""
+        steps, values = self.curve(task, label, measure)
+        if not len(values):
+            return np.full(len(when), np.nan)
+        return statistics.at(steps, values.mean(axis=0), when)
+
     def final(self, task: str, label: str, measure: str) -> np.ndarray:
         """The last value of every seed. [seeds]"""
         return np.array([number(rows[-1], measure) for rows in self.curves.get((task, label), {}).values()])

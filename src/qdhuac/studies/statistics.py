@@ -27,7 +27,7 @@ def probability_of_improvement(scores: Array, others: Array) -> float:
 
 def profile(scores: Array, thresholds: Sequence[float] | Array) -> Array:
     """Share of all runs whose score is above each threshold."""
-    return np.array([np.mean(np.mean(scores > t, axis=0)) for t in np.asarray(thresholds)])
+    return np.mean(scores[..., None] > np.asarray(thresholds), axis=(0, 1))
 
 
 def interval(
@@ -60,7 +60,7 @@ def steps_to_reach(steps: Sequence[float] | Array, values: Sequence[float] | Arr
     return next((s for s, v in zip(steps, values, strict=True) if v >= level), None)
 
 
-def at(steps: Sequence[float], values: Sequence[float], when: Sequence[float] | Array) -> Array:
+def at(steps: Sequence[float] | Array, values: Sequence[float] | Array, when: Sequence[float] | Array) -> Array:
     """A curve at other moments: its last value until then, nan before its first."""
     place = np.searchsorted(np.asarray(steps), np.asarray(when), side="right") - 1
     return np.where(place >= 0, np.asarray(values, float)[np.maximum(place, 0)], np.nan)

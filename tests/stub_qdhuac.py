@@ -1,0 +1,62 @@
+"""Stands in for `python -m qdhuac.cli` in tests of studies: train and resume without physics, in a moment.
+
+STUB_FAIL: part of a folder's name; that run fails. STUB_HANG: that run does half of its work and waits for a signal.
+"""
+
+import os
+import signal
+import sys
+from pathlib import Path
+
+from qdhuac import cli
+from qdhuac.running.rundir import REPORT, RunDir
+
+
+def lines(done, goal, stop):
+    step = goal // 4
+    for i in range(done // step + 1, stop // step + 1):
+        yield {
+            "generation": i,
+            "env_steps": i * step,
+            "gradient_updates": i,
+            "qd_score": 1.0 * i,
+            "coverage": 0.1,
+            "max_fitness": 2.0 * i,
+            "qd_score_auc": 3.0 * i,
+            **{f"time_{phase}": 0.5 for phase in ("ask", "evaluate", "tell", "learn")},
+        }
+
+
+def main():
+    arguments = cli._parser().parse_args(sys.argv[1:])
+    new = sys.argv[1] == "train"
+    path = Path(arguments.run_dir)
+    if new:
+        settings = cli._configuration(arguments)
+        if settings.run.generations:  # a calibration: three generations, so that the last four lines' step fits
+            settings = cli.config.replace(settings, {"run.env_steps": 400, "run.generations": 0})
+        folder = RunDir.create(path, settings)
+    else:
+        folder = RunDir.open(path)
+        folder.lock()
+        settings = folder.read_config()
+    goal = settings.run.env_steps
+    done = (folder.read_metrics() or [{"env_steps": 0}])[-1]["env_steps"]
+    if os.environ.get("STUB_FAIL", "no run") in path.name:
+        print("qdhuac: error: the wheels came off", file=sys.stderr)
+        return 1
+    hang = new and os.environ.get("STUB_HANG", "no run") in path.name
+    for line in lines(done, goal, goal // 2 if hang else goal):
+        folder.append_metrics(line)
+    if hang:
+        signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
+        signal.signal(signal.SIGINT, lambda *_: sys.exit(130))
+        (path / "waiting").touch()
+        while True:
+            signal.pause()
+    (path / REPORT).write_text("done")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
