@@ -314,7 +314,7 @@ def _lines(axes: Any, steps: np.ndarray, values: np.ndarray, index: int, label: 
     axes.plot(steps, mean, color=colour, linestyle=dash, label=label or None, **marks)
 
 
-def _interval(axes: Any, row: int, statistic: Callable[..., float], *scores: np.ndarray) -> None:
+def _interval(axes: Any, row: int, statistic: Callable[..., np.ndarray], *scores: np.ndarray) -> None:
     low, high = statistics.interval(statistic, *scores)
     colour = COLOURS[row % len(COLOURS)]
     axes.plot([low, high], [row, row], color=colour, linewidth=5, alpha=0.35, solid_capstyle="butt")

@@ -1,4 +1,7 @@
-"""Statistics over seeds and tasks (Agarwal et al., 2021). `scores` are [runs, tasks]. NumPy alone, and pure."""
+"""Statistics over seeds and tasks (Agarwal et al., 2021). NumPy alone, and pure.
+
+`scores` are [..., runs, tasks]: any axes before those are kept, so that a whole bootstrap is one call.
+"""
 
 from __future__ import annotations
 
@@ -12,31 +15,32 @@ REPETITIONS = 2000
 LEVEL = 0.95
 
 
-def iqm(scores: Array) -> float:
+def iqm(scores: Array) -> Array:
     """Interquartile mean: the mean without the lowest and the highest quarter of all scores."""
-    flat = np.sort(scores, axis=None)
-    cut = int(0.25 * flat.size)
-    return float(np.mean(flat[cut : flat.size - cut]))
+    flat = np.sort(scores.reshape(*scores.shape[:-2], -1), axis=-1)
+    size = flat.shape[-1]
+    cut = int(0.25 * size)
+    return np.mean(flat[..., cut : size - cut], axis=-1)
 
 
-def probability_of_improvement(scores: Array, others: Array) -> float:
+def probability_of_improvement(scores: Array, others: Array) -> Array:
     """The mean over tasks of the chance that a run of the first beats a run of the second; a tie counts half."""
-    better = (scores[:, None, :] > others[None, :, :]) + 0.5 * (scores[:, None, :] == others[None, :, :])
-    return float(np.mean(better))
+    ours, theirs = scores[..., :, None, :], others[..., None, :, :]
+    return np.mean((ours > theirs) + 0.5 * (ours == theirs), axis=(-3, -2, -1))
 
 
 def profile(scores: Array, thresholds: Sequence[float] | Array) -> Array:
-    """Share of all runs whose score is above each threshold."""
-    return np.mean(scores[..., None] > np.asarray(thresholds), axis=(0, 1))
+    """Share of all runs whose score is above each threshold. [..., thresholds]"""
+    return np.mean(scores[..., None] > np.asarray(thresholds), axis=(-3, -2))
 
 
 def interval(
-    statistic: Callable[..., Any], *scores: Array, repetitions: int = REPETITIONS, seed: int = 0
+    statistic: Callable[..., Array], *scores: Array, repetitions: int = REPETITIONS, seed: int = 0
 ) -> tuple[Any, Any]:
     """95 % percentile interval from a bootstrap in which each task draws its own runs, with replacement."""
     rng = np.random.default_rng(seed)
-    drawn = [statistic(*(_resample(rng, s) for s in scores)) for _ in range(repetitions)]
-    low, high = np.quantile(np.array(drawn), [0.5 - LEVEL / 2, 0.5 + LEVEL / 2], axis=0)
+    drawn = statistic(*(_resample(rng, s, repetitions) for s in scores))
+    low, high = np.quantile(drawn, [0.5 - LEVEL / 2, 0.5 + LEVEL / 2], axis=0)
     return low, high
 
 
@@ -66,6 +70,6 @@ def at(steps: Sequence[float] | Array, values: Sequence[float] | Array, when: Se
     return np.where(place >= 0, np.asarray(values, float)[np.maximum(place, 0)], np.nan)
 
 
-def _resample(rng: np.random.Generator, scores: Array) -> Array:
-    rows = rng.integers(len(scores), size=scores.shape)
-    return np.take_along_axis(scores, rows, axis=0)
+def _resample(rng: np.random.Generator, scores: Array, repetitions: int) -> Array:
+    rows = rng.integers(len(scores), size=(repetitions, *scores.shape))
+    return np.take_along_axis(scores[None], rows, axis=1)
