@@ -311,3 +311,10 @@ def test_a_longer_run_is_cut_off_at_the_horizon_of_the_study(tmp_path):
     made = write_study(tmp_path, "components", "laptop", 1, archive=False)
     found = collect(made)
     assert found.curves["halfcheetah", "QDHUAC"][0][-1]["env_steps"] == found.study.steps == 40_000
+
+
+def test_another_reference_is_named(tmp_path):
+    made = write_study(tmp_path, "target", "smoke", 1, archive=False)
+    assert collect(made).notes == []
+    shutil.rmtree(tmp_path / "runs" / runs()[0].folder)
+    assert any("comparisons are with Polyak 0.005" in note for note in collect(made).notes)

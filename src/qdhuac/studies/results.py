@@ -102,7 +102,10 @@ def collect(folder: Path) -> Results:
         used.append(run)
     if not used:
         raise UserError(f"{folder}: no run of the study has reached {study.steps:,} steps yet; qdhuac study {name}")
-    return Results(study, scale, folder.absolute().parent, curves, used, notes)
+    results = Results(study, scale, folder.absolute().parent, curves, used, notes)
+    if results.labels[0] != study.settings[0].label:
+        notes.append(f"{study.settings[0].label} has no run yet: comparisons are with {results.labels[0]}")
+    return results
 
 
 def summary(results: Results) -> tuple[list[str], list[list[str]]]:
