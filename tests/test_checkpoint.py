@@ -1,6 +1,5 @@
 """Checkpoints: everything comes back, damage is noticed, the previous one is used."""
 
-import json
 import random
 
 import jax
@@ -81,20 +80,11 @@ def test_damage_is_noticed_and_the_previous_one_used(tmp_path, file):
             case 2:
                 data += b"x"
         path.write_bytes(data)
-        if file == "manifest.json" and _same_json(bytes(data), good):
-            continue  # a flip in white space or letter case of an escape changes nothing that is read
         found = checkpoint.load(tmp_path)
         assert found.record == {"n": 1}
         assert checkpoint.name(2, 0) in found.damaged[0]
     path.unlink()
     assert checkpoint.load(tmp_path).record == {"n": 1}
-
-
-def _same_json(a, b):
-    try:
-        return json.loads(a) == json.loads(b)
-    except ValueError:
-        return False
 
 
 def test_damaged_ones_make_way_for_new_ones(tmp_path):

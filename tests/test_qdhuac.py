@@ -153,7 +153,7 @@ def test_a_poisoned_rollout_reaches_neither_archive_nor_replay():
     rewards = evaluation.transitions.reward.at[3, 2].set(jnp.nan)
     evaluation = evaluation._replace(transitions=evaluation.transitions._replace(reward=rewards))
     state, record = algorithm.tell(state, emission, evaluation)
-    assert int(record["rejected_transitions"]) == int(record["rejected"]) == 1
+    assert int(record["rejected_reward"]) == int(record["rejected"]) == 1
     assert int(state.replay.size) == 9 * STEPS
     assert int(jnp.sum(jnp.isfinite(state.archive.fitness))) == 9
     assert bool(jnp.all(jnp.isfinite(state.replay.rows)))

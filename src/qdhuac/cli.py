@@ -77,13 +77,13 @@ def evaluate(arguments: argparse.Namespace) -> int:
     episodes = _whole_number("--episodes", arguments.episodes, 1, 100_000)
     seed = _whole_number("--seed", arguments.seed, 0, 2**31 - 1)
     from qdhuac.running import repertoire
-    from qdhuac.running.rundir import REPERTOIRE, RunDir
+    from qdhuac.running.rundir import EVALUATION, REPERTOIRE, RunDir
 
     folder = RunDir.open(Path(arguments.run_dir))
     folder.require_writable()
     settings = folder.read_config()
+    arrays, _ = repertoire.find(folder)
     _warn(folder.notes)
-    arrays, _ = repertoire.read(folder.path / REPERTOIRE)
     if not len(arrays["fitness"]):
         raise UserError(f"{folder.path}: the archive is empty")
     from qdhuac.running import evaluation
@@ -92,19 +92,20 @@ def evaluate(arguments: argparse.Namespace) -> int:
     from qdhuac.running.tables import print_evaluation, write_json
 
     prepare_jax()
-    task = build_task(settings)
+    task, genotypes = build_task(settings), repertoire.genotypes(arrays)
+    evaluation.check_genotypes(task, genotypes, str(folder.path / REPERTOIRE))
     print(f"evaluating {len(arrays['fitness'])} individuals {episodes} times", flush=True)
     fitness, descriptor = evaluation.evaluate_again(
         task,
-        repertoire.genotypes(arrays),
+        genotypes,
         episodes=episodes,
         batch_size=settings.emitter.batch_size,
         seed=seed,
     )
     summary = evaluation.summarise(task, arrays, fitness, descriptor)
-    write_json(folder.path / "evaluation.json", summary)
+    write_json(folder.path / EVALUATION, summary)
     print_evaluation(summary)
-    print(f"written to {folder.path / 'evaluation.json'}")
+    print(f"written to {folder.path / EVALUATION}")
     return 0
 
 
@@ -169,6 +170,7 @@ def _run(settings: Config, folder: Any, new: bool) -> int:
     from qdhuac.running.stopping import Stop
 
     display: progress.Progress = progress.Silent()
+    ended: list[str] = []  # what to say at the end, however it came
     # Signals are caught from here on, also while JAX is still being loaded.
     with Stop(lambda: display.note("stopping: finishing the current chunk, then saving ...")) as stop:
         from qdhuac.running.build import build, choose_backend
@@ -186,9 +188,17 @@ def _run(settings: Config, folder: Any, new: bool) -> int:
             else:
                 runner.restore()
             folder.write_config(settings)
-            finished = runner.run()
+            try:
+                finished = runner.run()
+            finally:
+                ended = runner.warnings
+        except Exception as error:
+            if isinstance(error, MemoryError) or "RESOURCE_EXHAUSTED" in str(error):
+                raise RunFailed(f"{folder.path}: out of memory; lower replay.capacity or emitter.batch_size") from None
+            raise
         finally:
             display.close()
+            _warn(ended)
     if not finished:
         print(f"saved; resume with: qdhuac resume {folder.path}", flush=True)
         return stop.exit_code

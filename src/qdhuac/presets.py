@@ -19,6 +19,7 @@ PRESETS: dict[str, dict[str, Any]] = {
         "emitter.gradient_steps": 1000,
         "emitter.gradient_learning_rate": 1e-3,
         "run.env_steps": 210_000,
+        "run.chunk": 50,
     },
     "smoke": {
         "task.episode_length": 20,
@@ -33,6 +34,7 @@ PRESETS: dict[str, dict[str, Any]] = {
         "replay.capacity": 2_000,
         "run.env_steps": 0,
         "run.generations": 5,
+        "run.chunk": 50,
     },
     # For the baselines alone: their own hyperparameters, at the paper's horizon; and with as many updates per
     # environment step, and as many steps, as QDHUAC has in `laptop`.
@@ -55,6 +57,7 @@ _BASELINE: dict[str, Any] = {
     "learner.policy_delay": 2,
     "learner.target_tau": 0.005,
     "replay.priority_exponent": 0.0,
+    "run.chunk": 50,
 }
 # What an algorithm changes in a preset: a baseline takes nothing but its number of steps from `laptop` and `paper`.
 ALGORITHM_DEFAULTS: dict[str, dict[str, Any]] = {

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -153,17 +154,19 @@ def screen(emission: Emission, evaluation: Evaluation) -> tuple[Individuals, Arr
     """Failed evaluations never improve anything.
 
     Returns the individuals for the archive (rejected and exploring ones with fitness -inf), which rollouts may be
-    stored [B], and how many were rejected, by the tensor that was not finite.
+    stored [B], and how many were rejected, by the first tensor that was not finite.
     """
-    bad_fitness = ~jnp.isfinite(evaluation.fitness)
-    bad_descriptor = ~jnp.all(jnp.isfinite(evaluation.descriptor), axis=-1)
-    bad_transitions = jnp.zeros_like(bad_fitness)
+    size = len(evaluation.fitness)
+    none = jnp.zeros(size, bool)
+    # In the order of cause and effect: a bad genotype makes bad actions, those bad observations, and so on.
+    bad = {"genotype": _any_bad(emission.genotypes, size)}
     if evaluation.transitions is not None:
-        assert evaluation.valid is not None
-        for leaf in jax.tree.leaves(evaluation.transitions):
-            finite = jnp.isfinite(leaf).reshape(*evaluation.valid.shape, -1).all(-1)
-            bad_transitions |= jnp.any(evaluation.valid & ~finite, axis=-1)
-    good = ~(bad_fitness | bad_descriptor | bad_transitions)
+        t, valid = evaluation.transitions, evaluation.valid
+        assert valid is not None
+        columns = {"observation": (t.obs, t.next_obs, t.contacts), "action": t.action, "reward": (t.reward, t.terminal)}
+        bad |= {name: _any_bad(leaves, size, valid) for name, leaves in columns.items()}
+    bad |= {"fitness": _any_bad(evaluation.fitness, size), "descriptor": _any_bad(evaluation.descriptor, size)}
+    good = ~functools.reduce(jnp.logical_or, bad.values(), none)
     archived = good & (emission.provenance.operator != EXPLORE)
     offspring = Individuals(
         genotypes=emission.genotypes,
@@ -171,12 +174,11 @@ def screen(emission: Emission, evaluation: Evaluation) -> tuple[Individuals, Arr
         descriptor=jnp.where(good[:, None], evaluation.descriptor, 0.0),
         provenance=emission.provenance,
     )
-    counts = {
-        "rejected": jnp.sum(~good),
-        "rejected_fitness": jnp.sum(bad_fitness),
-        "rejected_descriptor": jnp.sum(bad_descriptor),
-        "rejected_transitions": jnp.sum(bad_transitions),
-    }
+    # One source for each that is rejected: the first cause.
+    counts, blamed = {"rejected": jnp.sum(~good)}, none
+    for name, those in bad.items():
+        counts[f"rejected_{name}"] = jnp.sum(those & ~blamed)
+        blamed |= those
     return offspring, good, counts
 
 
@@ -195,6 +197,17 @@ def operator_statistics(emission: Emission, evaluation: Evaluation, good: Array,
 
 def _is_empty(state: State) -> Array:
     return ~jnp.any(jnp.isfinite(state.archive.fitness))
+
+
+def _any_bad(tree: Any, size: int, where: Array | None = None) -> Array:
+    """Who has anything non-finite in leaves [size, ...], or in those of their rows that `where` [size, T] says."""
+    out = jnp.zeros(size, bool)
+    for leaf in jax.tree.leaves(tree):
+        if where is None:
+            out |= ~jnp.isfinite(leaf).reshape(size, -1).all(-1)
+        else:
+            out |= jnp.any(where & ~jnp.isfinite(leaf).reshape(*where.shape, -1).all(-1), axis=-1)
+    return out
 
 
 def _mean(values: Array, where: Array) -> Array:

@@ -14,13 +14,19 @@ from qdhuac.errors import RunFailed, UserError
 from qdhuac.running import repertoire
 from qdhuac.running.files import replace_file
 from qdhuac.running.progress import duration, number
-from qdhuac.running.rundir import REPERTOIRE, REPORT, RunDir
+from qdhuac.running.rundir import EVALUATION, REPERTOIRE, REPORT, RunDir
 
 CURVES = {
     "qd_score": "QD score",
     "coverage": "coverage (%)",
     "max_fitness": "max fitness",
     "archive_mean_fitness": "mean fitness of the archive",
+}
+EVALUATED = {
+    "qd_score": "QD score",
+    "coverage": "coverage",
+    "max_fitness": "max fitness",
+    "mean_fitness": "mean fitness",
 }
 POLICY = "default-src 'none'; style-src 'unsafe-inline'; img-src data:"  # no script runs, nothing is fetched
 MOST_POINTS = 1000  # of a curve: more cannot be seen
@@ -57,7 +63,7 @@ def write_report(folder: RunDir) -> Path:
     if not rows:
         raise UserError(f"{folder.path}: no generation has ended yet, so there is nothing to report")
     try:
-        found = repertoire.read(folder.path / REPERTOIRE)
+        found = repertoire.find(folder)
     except UserError as error:
         if (folder.path / REPERTOIRE).exists():
             folder.notes.append(str(error))
@@ -191,32 +197,33 @@ def _diagnostics(rows: Sequence[Row]) -> str:
     names = {
         key: key.replace("_", " ")
         for row in (rows[0], rows[-1])
-        for key, value in row.items()
+        for key in row
         if key not in known and "/" not in key and not key.startswith(("archive_", "time_"))
-        if not (key.startswith("rejected") and not any(r.get(key) for r in rows)) and not isinstance(value, str)
+        if not key.startswith(("rejected", "warning_", "count_skipped_")) or any(r.get(key) for r in rows)
     }
     return "<h2>Diagnostics</h2>" + _curves(rows, names) if names else ""
 
 
 def _evaluation(folder: RunDir) -> Row | None:
     try:
-        content = json.loads((folder.path / "evaluation.json").read_bytes())
-        return content if isinstance(content, dict) and {"stored", "again", "episodes"} <= content.keys() else None
-    except (OSError, ValueError, RecursionError):
+        content = json.loads((folder.path / EVALUATION).read_bytes())
+        values = [content[side].get(key) for side in ("stored", "again") for key in EVALUATED]
+        if type(content["episodes"]) is int and all(v is None or type(v) in (int, float) for v in values):
+            return content
+    except FileNotFoundError:
         return None
+    except (OSError, ValueError, RecursionError, KeyError, TypeError, AttributeError):
+        pass
+    folder.notes.append(f"{folder.path / EVALUATION}: not readable; left out of the report")
+    return None
 
 
 def _evaluation_table(evaluation: Row | None) -> str:
     if evaluation is None:
         return ""
-    labels = {
-        "qd_score": "QD score",
-        "coverage": "coverage",
-        "max_fitness": "max fitness",
-        "mean_fitness": "mean fitness",
-    }
     rows = [
-        (label, *(number(evaluation[side].get(key)) for side in ("stored", "again"))) for key, label in labels.items()
+        (label, *(number(evaluation[side].get(key)) for side in ("stored", "again")))
+        for key, label in EVALUATED.items()
     ]
     return f"<h2>Evaluated again, {int(evaluation['episodes'])} times each</h2>" + _table(("", "stored", "again"), rows)
 

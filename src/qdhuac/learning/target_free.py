@@ -141,7 +141,7 @@ class TargetFreeLearner:
             "effective_learning_rate": _kernel_norm(steps) / _kernel_norm(learnt.critics),
             "temperature": jnp.exp(learnt.log_temperature),
         }
-        return guard(state, learnt, batch, priorities, metrics)
+        return guard(state, learnt, batch, priorities, metrics, stats)
 
     def critic_loss(
         self, critics: tuple[Params, ...], state: LearnerState, batch: Batch, key: Array

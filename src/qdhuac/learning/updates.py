@@ -41,17 +41,25 @@ def run(
     return state, buffer, {k: v if k.startswith("count_") else v / done for k, v in total.items()}
 
 
-def guard(old: Any, new: Any, batch: Batch, priorities: Array, metrics: Metrics) -> tuple[Any, Array, Metrics]:
+def guard(
+    old: Any, new: Any, batch: Batch, priorities: Array, metrics: Metrics, statistics: Any = ()
+) -> tuple[Any, Array, Metrics]:
     """What an update returns: with anything non-finite in it, it changes nothing but its counter."""
-    good_batch = jnp.all(jnp.stack([jnp.all(jnp.isfinite(leaf)) for leaf in jax.tree.leaves(batch.transition)]))
-    good_critic = jnp.isfinite(metrics["critic_gradient_norm"]) & jnp.isfinite(metrics["critic_loss"])
-    good_actor = jnp.isfinite(metrics["actor_gradient_norm"])
-    good = good_critic & good_actor
+    good_batch = _finite(batch.transition)
+    critic = (metrics["critic_gradient_norm"], metrics["critic_loss"], statistics)
+    good_critic, good_actor = _finite(critic), jnp.isfinite(metrics["actor_gradient_norm"])
+    good_priorities = _finite(priorities)
+    good = good_critic & good_actor & good_priorities
     state = jax.tree.map(lambda x, y: jnp.where(good, x, y), new, old)
     metrics = {k: jnp.where(good, v, 0.0) for k, v in metrics.items()}
     metrics |= {
         "count_skipped_batch": (~good & ~good_batch).astype(jnp.int32),
         "count_skipped_critic": (good_batch & ~good_critic).astype(jnp.int32),
         "count_skipped_actor": (good_batch & good_critic & ~good_actor).astype(jnp.int32),
+        "count_skipped_priorities": (good_batch & good_critic & good_actor & ~good_priorities).astype(jnp.int32),
     }
     return state._replace(updates=old.updates + 1), jnp.where(good, priorities, jnp.nan), metrics
+
+
+def _finite(tree: Any) -> Array:
+    return jnp.all(jnp.stack([jnp.all(jnp.isfinite(leaf)) for leaf in jax.tree.leaves(tree)]))

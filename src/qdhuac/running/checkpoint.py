@@ -3,6 +3,10 @@
 `checkpoints/<generation>-<updates>/` holds `state.safetensors`, copies of `config.toml` and `metrics.jsonl` as they
 were at that moment, and `manifest.json` with the size and SHA-256 of each and of itself. The checkpoint of generation 0
 has no `state.safetensors`: that state follows from the configuration. Knows nothing of JAX.
+
+A large array, which is the replay buffer, is cut into pieces `<array>-<piece>.bin`. A piece of zeros has no file. One
+that is as it was in the checkpoint before the last is linked from there, not written again: from that one, so that the
+two newest never share a file, and damage to one leaves the other whole.
 """
 
 from __future__ import annotations
@@ -10,6 +14,8 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import json
+import math
+import os
 import re
 import shutil
 from collections.abc import Mapping
@@ -22,10 +28,15 @@ from qdhuac.running.files import sha256, sync, write_synced
 if TYPE_CHECKING:
     import numpy as np
 
-SCHEMA = 1
+SCHEMA = 2
+MIGRATED = (1,)  # older schemas that are read too: 1 had no pieces, and no warnings among the counters
 KEEP = 2
+LARGE = 1 << 26  # bytes from which on an array is cut
+PIECE = 1 << 24  # bytes
 STATE, MANIFEST = "state.safetensors", "manifest.json"
-_NAME = re.compile(r"(\d{8,12})-(\d{12,18})")
+TEXTS = ("config.toml", "metrics.jsonl")
+_NAME = re.compile(r"([0-9]{8,12})-([0-9]{12,18})")
+_PIECE_NAME = re.compile(r"[0-9]{3}-[0-9]{6}\.bin")
 
 
 class Damaged(Exception):
@@ -60,12 +71,19 @@ def save(
         if arrays is not None:
             from safetensors.numpy import save_file
 
-            save_file(arrays, temporary / STATE)
+            save_file({k: v for k, v in arrays.items() if v.nbytes < LARGE}, temporary / STATE)
             sync(temporary / STATE)
         files = {p.name: {"size": p.stat().st_size, "sha256": sha256(p)} for p in sorted(temporary.iterdir())}
-        manifest = {"schema": SCHEMA, "record": dict(record), "files": files}
+        manifest: dict[str, Any] = {"schema": SCHEMA, "record": dict(record), "files": files, "large": {}}
+        source = _before_the_last(root, target)
+        large = [name for name, array in sorted((arrays or {}).items()) if array.nbytes >= LARGE]
+        for index, array_name in enumerate(large):
+            array = (arrays or {})[array_name]
+            pieces = _write_pieces(temporary, index, array, source, files)
+            shape = [int(n) for n in array.shape]
+            manifest["large"][array_name] = {"dtype": array.dtype.str, "shape": shape, "pieces": pieces}
         manifest["digest"] = _digest(manifest)
-        write_synced(temporary / MANIFEST, json.dumps(manifest, indent=1, allow_nan=False).encode())
+        write_synced(temporary / MANIFEST, _serialised(manifest))
         sync(temporary)
         if target.exists():  # one more save at the same instant, or a damaged one that is made again
             target.rename(root / f"old-{folder}")
@@ -107,43 +125,113 @@ def _first_intact(root: Path, with_arrays: bool) -> Checkpoint:
 
 def _read(path: Path, with_arrays: bool) -> Checkpoint:
     manifest = _read_manifest(path / MANIFEST)
-    texts: dict[str, bytes] = {}
+    files, record, large = manifest["files"], manifest["record"], manifest.get("large", {})
+    if not all(isinstance(x, dict) for x in (files, record, large)):
+        raise Damaged(f"{MANIFEST} is not one of ours")
+    texts = {file: _checked(path, file, files) for file in TEXTS}
     arrays = None
-    for file, expected in manifest["files"].items():
-        if file == STATE and not with_arrays:
-            continue
-        content = path / file
-        if not content.is_file():
-            raise Damaged(f"{file} is missing")
-        if content.stat().st_size != expected["size"] or sha256(content) != expected["sha256"]:
-            raise Damaged(f"{file} does not match its hash")
-        if file == STATE:
-            from safetensors.numpy import load_file
+    if STATE in files and with_arrays:
+        from safetensors import SafetensorError
+        from safetensors.numpy import load
 
-            arrays = load_file(content)
-        else:
-            texts[file] = content.read_bytes()
-    return Checkpoint(path, manifest["record"], texts, arrays, [])
+        try:
+            arrays = load(_checked(path, STATE, files))
+            arrays |= {str(name): _read_pieces(path, entry, files) for name, entry in large.items()}
+        except (SafetensorError, ValueError, TypeError, KeyError, OverflowError, MemoryError) as error:
+            raise Damaged(f"the arrays cannot be read ({error})") from None
+    return Checkpoint(path, record, texts, arrays, [])
+
+
+def _checked(path: Path, file: str, files: Mapping[str, Any]) -> bytes:
+    """The content of a file, if it is what the manifest says."""
+    content, expected = path / file, files.get(file)
+    if not isinstance(expected, dict) or not content.is_file():
+        raise Damaged(f"{file} is missing")
+    if content.stat().st_size != expected.get("size"):
+        raise Damaged(f"{file} does not have its size")
+    data = content.read_bytes()
+    if hashlib.sha256(data).hexdigest() != expected.get("sha256"):
+        raise Damaged(f"{file} does not match its hash")
+    return data
 
 
 def _read_manifest(path: Path) -> dict[str, Any]:
     try:
-        manifest = json.loads(path.read_bytes())
-        intact = manifest["digest"] == _digest(manifest)
+        data = path.read_bytes()
+        manifest = json.loads(data)
+        # Also as text: a damaged blank means nothing, but whatever hit it may have hit more.
+        intact = manifest["digest"] == _digest(manifest) and data == _serialised(manifest)
+        schema = manifest["schema"]
     except FileNotFoundError:
         raise Damaged(f"{MANIFEST} is missing") from None
     except (ValueError, KeyError, TypeError, RecursionError):
         raise Damaged(f"{MANIFEST} is not readable") from None
     if not intact:
         raise Damaged(f"{MANIFEST} does not match its hash")
-    if manifest["schema"] != SCHEMA:  # intact, but of another version of qdhuac: falling back would lose work
-        raise UserError(f"{path}: checkpoint schema {manifest['schema']}; this version reads schema {SCHEMA}")
+    if schema not in (SCHEMA, *MIGRATED):  # intact, but of another version of qdhuac: falling back would lose work
+        known = ", ".join(map(str, (*MIGRATED, SCHEMA)))
+        raise UserError(f"{path}: checkpoint schema {schema}; this version of qdhuac reads: {known}")
     return manifest
 
 
 def _digest(manifest: Mapping[str, Any]) -> str:
     content = {k: v for k, v in manifest.items() if k != "digest"}
     return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
+
+
+def _serialised(manifest: Mapping[str, Any]) -> bytes:
+    return json.dumps(manifest, indent=1, allow_nan=False).encode()
+
+
+def _before_the_last(root: Path, target: Path) -> tuple[Path, dict[str, Any]]:
+    """The checkpoint that will go when `target` has come, and its files; nothing if there is none or it is damaged."""
+    others = [p for p in _folders(root) if p != target]
+    try:
+        return others[-KEEP], _read_manifest(others[-KEEP] / MANIFEST)["files"]
+    except (IndexError, Damaged, UserError, OSError):
+        return root, {}
+
+
+def _write_pieces(
+    folder: Path, index: int, array: np.ndarray, source: tuple[Path, dict[str, Any]], files: dict[str, Any]
+) -> list[str | None]:
+    """An array as files, which are entered in `files`; the names of its pieces, None for one of zeros."""
+    content = array.reshape(-1).view("u1")
+    names: list[str | None] = []
+    for start in range(0, len(content), PIECE):
+        piece = content[start : start + PIECE]
+        if not piece[:64].any() and not piece.any():
+            names.append(None)
+            continue
+        file = f"{index:03d}-{len(names):06d}.bin"
+        files[file] = {"size": len(piece), "sha256": hashlib.sha256(piece.data).hexdigest()}
+        names.append(file)
+        if source[1].get(file) == files[file]:
+            try:
+                os.link(source[0] / file, folder / file)
+                continue
+            except OSError:  # gone, or a file system without links
+                pass
+        write_synced(folder / file, piece.data)
+    return names
+
+
+def _read_pieces(path: Path, entry: Mapping[str, Any], files: Mapping[str, Any]) -> np.ndarray:
+    import numpy as np
+
+    shape, pieces = entry["shape"], entry["pieces"]
+    array = np.zeros(shape, np.dtype(entry["dtype"]))
+    size = math.prod(shape) * array.dtype.itemsize
+    if array.dtype.hasobject or len(pieces) != -(-size // PIECE):
+        raise ValueError("pieces are missing")
+    content = array.reshape(-1).data.cast("B")
+    for i, file in enumerate(pieces):
+        if file is None:
+            continue
+        if not _PIECE_NAME.fullmatch(file):
+            raise ValueError(f"not the name of a piece: {file!r}")
+        content[i * PIECE : (i + 1) * PIECE] = _checked(path, file, files)
+    return array
 
 
 def _folders(root: Path) -> list[Path]:

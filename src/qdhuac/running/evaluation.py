@@ -9,7 +9,18 @@ import jax.numpy as jnp
 import numpy as np
 
 from qdhuac.analysis.metrics import PassiveGrid, scores
+from qdhuac.errors import UserError
 from qdhuac.types import Genotype, Task
+
+
+def check_genotypes(task: Any, genotypes: Genotype, where: str) -> None:
+    """Refuse genotypes that are not the parameters of the task's policy."""
+    if getattr(task, "policy", None) is None:
+        return
+    expected = jax.eval_shape(task.policy.init, jax.random.key(0))
+    shapes = jax.tree.map(lambda x: (x.shape, x.dtype), expected)
+    if jax.tree.map(lambda x: (x.shape[1:], x.dtype), genotypes) != shapes:
+        raise UserError(f"{where}: its genotypes are not policies of this task")
 
 
 def evaluate_again(task: Task, genotypes: Genotype, *, episodes: int, batch_size: int, seed: int) -> tuple[Any, Any]:

@@ -16,16 +16,19 @@ def sync(path: Path) -> None:
         os.close(descriptor)
 
 
-def write_synced(path: Path, data: bytes) -> None:
-    """Write a file and force it to the disk; for files in a folder that is itself renamed into place."""
-    path.write_bytes(data)
-    sync(path)
+def write_synced(path: Path, data: bytes | memoryview) -> None:
+    """Write a new file and force it to the disk; for files in a folder that is itself renamed into place."""
+    with path.open("xb") as file:  # never through a link that somebody left in its place
+        file.write(data)
+        file.flush()
+        os.fsync(file.fileno())
 
 
 def replace_file(path: Path, data: bytes) -> None:
     """Replace a file's content atomically."""
     temporary = path.with_name(f".{path.name}.tmp")
     try:
+        temporary.unlink(missing_ok=True)
         write_synced(temporary, data)
         temporary.replace(path)
     finally:

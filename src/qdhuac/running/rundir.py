@@ -8,13 +8,14 @@ import hashlib
 import json
 import os
 import shutil
+import zlib
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from qdhuac import config as configuration
 from qdhuac.config import Config
-from qdhuac.errors import UserError
+from qdhuac.errors import RunFailed, UserError
 from qdhuac.running import checkpoint
 from qdhuac.running.files import replace_file, write_synced
 
@@ -25,9 +26,11 @@ CONFIG, METRICS, REPERTOIRE, REPORT, LOCK = (
     "report.html",
     ".lock",
 )
+EVALUATION = "evaluation.json"
 _HEADER = "# The configuration of this run. To train on: qdhuac resume RUN_DIR --generations N\n\n"
 _CHECKSUM = "\n# sha256 "
-_LARGEST_CONFIG = 1_000_000  # bytes; ours have about 2 000
+_LARGEST_CONFIG = 100_000  # bytes; ours have about 2 000
+_CRC = ', "crc": "'  # each line of metrics ends with a checksum over what stands before this
 
 
 class RunDir:
@@ -43,6 +46,7 @@ class RunDir:
     @classmethod
     def create(cls, path: Path, config: Config) -> RunDir:
         """A new, locked run folder with its configuration and the checkpoint of generation 0; it appears as a whole."""
+        _check_name(path)
         if os.path.lexists(path):
             raise UserError(f"--run-dir {path}: exists already; name a new folder, or go on with: qdhuac resume {path}")
         ancestor, made = path.absolute().parent, []
@@ -73,8 +77,17 @@ class RunDir:
     @classmethod
     def open(cls, path: Path) -> RunDir:
         """An existing run folder."""
+        _check_name(path)
+        try:
+            entries = {entry.name: entry for entry in os.scandir(path)} if path.is_dir() else {}
+        except OSError as error:
+            raise UserError(f"{path}: cannot be read ({error.strerror})") from None
         if not path.exists():
             raise UserError(f"{path}: no such folder")
+        for name in (CONFIG, METRICS, REPERTOIRE, REPORT, LOCK, EVALUATION, "checkpoints"):
+            # What we write must stay in the folder, whoever the folder comes from.
+            if name in entries and entries[name].is_symlink():
+                raise UserError(f"{path / name}: is a link; a run folder must hold its own files")
         if not path.is_dir() or not ((path / CONFIG).is_file() or (path / "checkpoints").is_dir()):
             raise UserError(f"{path}: not a run folder (expected config.toml and checkpoints/, as qdhuac train makes)")
         return cls(path)
@@ -82,7 +95,7 @@ class RunDir:
     def lock(self) -> None:
         """Keep other processes out until this one ends; the kernel lets go of the lock even after a crash."""
         try:
-            self._lock = os.open(self.path / LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+            self._lock = os.open(self.path / LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o644)
             fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
             self.unlock()
@@ -140,8 +153,9 @@ class RunDir:
 
     def append_metrics(self, line: Mapping[str, Any]) -> None:
         """One more generation. Non-finite numbers are not JSON: the caller gives None."""
+        text = json.dumps(line, allow_nan=False)[:-1]
         with (self.path / METRICS).open("ab") as file:
-            file.write(json.dumps(line, allow_nan=False).encode() + b"\n")
+            file.write(f'{text}{_CRC}{_crc(text)}"}}\n'.encode())
 
     def texts(self) -> dict[str, bytes]:
         """The files of which a checkpoint keeps a copy."""
@@ -150,23 +164,38 @@ class RunDir:
     def restore_metrics(self, data: bytes) -> None:
         """Put the metrics back to what they were at a checkpoint, so that no generation is there twice."""
         path = self.path / METRICS
-        current = path.read_bytes() if path.is_file() else b""
-        if not current.startswith(data):
-            self.notes.append(f"{path}: differs from the checkpoint's copy (edited or damaged?); restored")
-        if current != data:
-            replace_file(path, data)
+        try:
+            current = path.read_bytes() if path.is_file() else b""
+            if not current.startswith(data):
+                self.notes.append(f"{path}: differs from the checkpoint's copy (edited or damaged?); restored")
+            if current != data:
+                replace_file(path, data)
+        except OSError as error:
+            raise RunFailed(
+                f"{path}: cannot be restored ({error.strerror or error}); the last checkpoint is intact"
+            ) from None
 
     def read_metrics(self) -> list[dict[str, Any]]:
-        """All complete lines. A run in progress may be in the middle of writing the last one."""
+        """All complete lines, or those in the newest checkpoint if the file was edited or damaged."""
         path = self.path / METRICS
         try:
-            lines = path.read_text(encoding="utf-8").split("\n")[:-1]
-            rows = [json.loads(line) for line in lines]
-            if not all(isinstance(row, dict) and "generation" in row for row in rows):
-                raise ValueError("a line without a generation")
-        except (OSError, ValueError, RecursionError) as error:
+            kept = checkpoint.newest(self.checkpoints).texts[METRICS]
+        except UserError:
+            kept = b""
+        try:
+            data = path.read_bytes()
+            if not data.startswith(kept):
+                raise ValueError("it differs from the checkpoint's copy")
+            return _rows(data)
+        except (OSError, ValueError) as error:
+            reason = error.strerror if isinstance(error, OSError) else str(error)
+            if not kept:
+                raise UserError(f"{path}: not readable as metrics ({reason})") from None
+        self.notes.append(f"{path}: {reason} (edited or damaged?); using the copy in the newest checkpoint")
+        try:
+            return _rows(kept)
+        except ValueError as error:
             raise UserError(f"{path}: not readable as metrics ({error})") from None
-        return rows
 
 
 def _with_checksum(config: Config) -> bytes:
@@ -177,6 +206,42 @@ def _with_checksum(config: Config) -> bytes:
 def _verified(data: bytes, where: str) -> Config | None:
     """The configuration in a file of ours, or None if its checksum is wrong."""
     body, found, checksum = data.rpartition(_CHECKSUM.encode())
-    if not found or checksum.strip() != hashlib.sha256(body).hexdigest().encode():
+    if not found or checksum != b"%s\n" % hashlib.sha256(body).hexdigest().encode():
         return None
-    return configuration.from_toml(body.decode(), where)
+    try:
+        return configuration.from_toml(body.decode(), where)
+    except UnicodeDecodeError:
+        raise UserError(f"{where}: not text") from None
+
+
+def _rows(data: bytes) -> list[dict[str, Any]]:
+    """The complete lines of a metrics file; a run in progress may be in the middle of writing the last one."""
+    rows = []
+    for number, line in enumerate(data.split(b"\n")[:-1], 1):
+        try:
+            text = line.decode()
+            row = json.loads(text)
+        except (ValueError, RecursionError):
+            raise ValueError(f"line {number} is not JSON") from None
+        if not isinstance(row, dict):
+            raise ValueError(f"line {number} is not an object")
+        crc = row.pop("crc", None)  # lines of the first versions have none
+        if crc is not None and crc != _crc(text.rpartition(_CRC)[0]):
+            raise ValueError(f"line {number} does not match its checksum")
+        if not all(type(row.get(name)) is int for name in ("generation", "env_steps")):
+            raise ValueError(f"line {number} lacks a generation or env_steps")
+        if not all(v is None or (type(v) in (int, float) and abs(v) < 1e300) for v in row.values()):
+            raise ValueError(f"line {number} holds something that is not a number")
+        rows.append(row)
+    return rows
+
+
+def _crc(text: str) -> str:
+    return f"{zlib.crc32(text.encode()):08x}"
+
+
+def _check_name(path: Path) -> None:
+    """Refuse paths that no file can have, or that cannot be printed."""
+    text = str(path)
+    if "\0" in text or any("\ud800" <= c <= "\udfff" for c in text):
+        raise UserError(f"{text!r}: not a possible name of a folder")

@@ -6,6 +6,7 @@ import contextlib
 import dataclasses
 import importlib.metadata
 import math
+import os
 import platform
 import time
 from collections.abc import Iterator
@@ -19,8 +20,8 @@ import qdhuac
 from qdhuac.algorithms.base import screen
 from qdhuac.analysis.metrics import PassiveGrid, archive_scores, auc_increment, scores
 from qdhuac.config import LEARNING_ALGORITHMS, Config
-from qdhuac.errors import RunFailed
-from qdhuac.running import checkpoint, repertoire
+from qdhuac.errors import RunFailed, UserError
+from qdhuac.running import checkpoint, health, repertoire
 from qdhuac.running.arrays import flatten, unflatten
 from qdhuac.running.progress import Progress, Silent
 from qdhuac.running.rundir import METRICS, REPERTOIRE, RunDir
@@ -49,6 +50,7 @@ class Counters:
     wall_s: float = 0.0
     failures: int = 0
     failures_by_source: dict[str, int] = dataclasses.field(default_factory=dict)
+    warnings: dict[str, dict[str, Any]] = dataclasses.field(default_factory=dict)  # by symptom, see health.py
 
 
 @dataclasses.dataclass
@@ -81,6 +83,7 @@ class Runner:
         self.utd = config.learner.utd if config.algorithm in LEARNING_ALGORITHMS else 0.0
         self._grid = PassiveGrid.over(*task.descriptor_bounds)
         self._offset = task.reward_offset * task.episode_length
+        self._support = _support(config, task)
         self._init = jax.jit(self._fresh)
         self._ask = jax.jit(lambda s: (algorithm.ask(s.algorithm), jax.random.fold_in(s.algorithm.key, 1)))
         self._tell = jax.jit(self._tell_and_measure, donate_argnums=0)
@@ -90,6 +93,7 @@ class Runner:
 
     def start(self) -> None:
         """Begin at generation 0."""
+        self._require_memory()
         self.state = self._init(jax.random.key(self.config.run.seed))
 
     def restore(self) -> None:
@@ -102,11 +106,17 @@ class Runner:
         else:
             template = jax.eval_shape(self._fresh, jax.random.key(self.config.run.seed))
             self.state = unflatten(template, found.arrays, str(found.path))
-            self.counters = Counters(**found.record["counters"])
-            self.pending = Pending(**found.record["pending"]) if found.record["pending"] else None
+            try:
+                self.counters = Counters(**found.record["counters"])
+                self.pending = Pending(**found.record["pending"]) if found.record["pending"] else None
+            except (KeyError, TypeError):
+                raise UserError(f"{found.path}: its manifest has other counters than this version of qdhuac") from None
             self._unsaved = False
         self.folder.restore_metrics(found.texts[METRICS])
-        checkpoint.set_aside(self.folder.checkpoints, found)
+        try:
+            checkpoint.set_aside(self.folder.checkpoints, found)
+        except OSError as error:
+            raise RunFailed(f"{self.folder.checkpoints}: cannot be changed ({error.strerror or error})") from None
         for text in self.folder.notes:
             self.progress.note(f"warning: {text}")
 
@@ -124,8 +134,7 @@ class Runner:
         while not self.finished:
             if self.pending is None:
                 self.pending = self._collect()
-            complete = self._learn_what_is_owed(self.pending)
-            if complete:
+            if self.pending is not None and self._learn_what_is_owed(self.pending):
                 self._write_line(self.pending)
                 self.pending = None
                 self._check_budget()
@@ -142,16 +151,18 @@ class Runner:
         self._tick()
         done = self.counters
         arrays = flatten(self.state)
-        record = {
+        record: dict[str, Any] = {
             "counters": dataclasses.asdict(done),
             "pending": dataclasses.asdict(self.pending) if self.pending else None,
             "versions": versions(),
             "arrays": {name: [str(array.dtype), *array.shape] for name, array in arrays.items()},
+            "repertoire": self._metadata(),
         }
         name = checkpoint.name(done.generation + (self.pending is not None), done.gradient_updates)
         try:
+            # The repertoire first: a crash between the two must not leave a finished run without it.
+            repertoire.write(self.folder.path / REPERTOIRE, arrays, record["repertoire"])
             checkpoint.save(self.folder.checkpoints, name, record, self.folder.texts(), arrays)
-            repertoire.write(self.folder.path / REPERTOIRE, self.state.algorithm.archive, self._metadata())
         except OSError as error:
             raise RunFailed(
                 f"{self.folder.path}: cannot save ({error.strerror or error}); the last checkpoint is intact"
@@ -160,14 +171,18 @@ class Runner:
 
     # One generation
 
-    def _collect(self) -> Pending:
-        """Ask, evaluate, tell."""
+    def _collect(self) -> Pending | None:
+        """Ask, evaluate, tell; None if a stop signal came before the state had changed."""
         pending = Pending({})
         self._unsaved = True
         with self._timed(pending, "ask"):
             emission, key = jax.block_until_ready(self._ask(self.state))
+        if self.stop:
+            return None
         with self._timed(pending, "evaluate"):
             evaluation = jax.block_until_ready(self.task.evaluate(emission.genotypes, key, emission.exploration))
+        if self.stop:
+            return None
         with self._timed(pending, "tell"):
             self.state, record = self._tell(self.state, emission, evaluation)
             pending.record = {name: _plain(value) for name, value in jax.device_get(record).items()}
@@ -223,6 +238,8 @@ class Runner:
                 for name, total in pending.sums.items()
             },
         }
+        if pending.learnt:
+            line |= self._look_after_health(line)
         try:
             self.folder.append_metrics(line)
         except OSError as error:
@@ -276,6 +293,36 @@ class Runner:
                 f"in: {worst} ({done.failures_by_source[worst]})"
             )
 
+    def _look_after_health(self, line: dict[str, Any]) -> dict[str, int]:
+        """Whether the learner has gone astray, for the metrics; each symptom is also told when it is first seen."""
+        found = health.symptoms(line, self._support)
+        for name, text in found.items():
+            if name not in self.counters.warnings:
+                self.counters.warnings[name] = {"first": line["generation"], "generations": 0}
+                self.progress.note(f"warning: generation {line['generation']}: {text}")
+            self.counters.warnings[name]["generations"] += 1
+            self.counters.warnings[name]["last"] = text
+        return {f"warning_{name}": int(name in found) for name in ("values", "gradients")}
+
+    @property
+    def warnings(self) -> list[str]:
+        """What the user should know about the learner, at the end."""
+        return [
+            f"in {w['generations']} of {self.counters.generation} generations, first in {w['first']}: {w['last']}"
+            for w in self.counters.warnings.values()
+        ]
+
+    def _require_memory(self) -> None:
+        """Refuse a state that cannot fit, rather than be ended by the kernel when it has half filled up."""
+        shapes = jax.eval_shape(self._fresh, jax.random.key(0))
+        needed = sum(leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves(shapes))
+        present = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+        if needed > present:
+            raise UserError(
+                f"the state of this run needs {needed / 1e9:.0f} GB, and this machine has {present / 1e9:.0f} GB; "
+                "lower replay.capacity or archive.capacity"
+            )
+
     def _save_if_due(self) -> None:
         run, done = self.config.run, self.counters
         by_time = time.monotonic() - self._saved_at >= 60 * run.checkpoint_minutes
@@ -316,6 +363,14 @@ def versions() -> dict[str, str]:
     """What decides whether a result can be had again."""
     packages = {name: importlib.metadata.version(name) for name in ("jax", "jaxlib", "brax", "mujoco", "mujoco-mjx")}
     return {"qdhuac": qdhuac.__version__, "python": platform.python_version(), "numpy": np.__version__, **packages}
+
+
+def _support(config: Config, task: Task) -> tuple[float, float] | None:
+    """The range of returns to expect: the configuration's, or else the task's."""
+    low, high = getattr(task, "support", (math.nan, math.nan))
+    c = config.critic
+    low, high = low if math.isnan(c.v_min) else c.v_min, high if math.isnan(c.v_max) else c.v_max
+    return None if math.isnan(low) or math.isnan(high) else (low, high)
 
 
 def _strong(tree: Any) -> Any:

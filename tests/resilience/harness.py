@@ -1,0 +1,54 @@
+"""What the harnesses share: the command in a process of its own, and a place for what was measured."""
+
+from __future__ import annotations
+
+import json
+import os
+import platform
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+RESULTS = Path(__file__).parents[2] / "results/reliability"
+# One thread, so that the order of floating-point additions cannot vary.
+ONE_THREAD = {"XLA_FLAGS": "--xla_cpu_multi_thread_eigen=false", "OMP_NUM_THREADS": "1", "NUMBA_NUM_THREADS": "1"}
+
+
+def start(*arguments: object, log: Path | None = None, **environment: str) -> subprocess.Popen:
+    """The command `qdhuac` with these arguments; its output goes to `log`."""
+    output = log.open("ab") if log else subprocess.DEVNULL
+    try:
+        return subprocess.Popen(
+            [sys.executable, "-m", "qdhuac.cli", *map(str, arguments)],
+            stdout=output,
+            stderr=subprocess.STDOUT,
+            env={**os.environ, **environment},
+        )
+    finally:
+        if log:
+            output.close()
+
+
+def metrics(folder: Path) -> list[dict]:
+    """The lines of a run's metrics without what depends on the clock."""
+    rows = map(json.loads, (folder / "metrics.jsonl").read_text().splitlines())
+    return [{k: v for k, v in r.items() if k not in ("wall_s", "crc") and not k.startswith("time_")} for r in rows]
+
+
+def write(name: str, result: dict) -> None:
+    """Keep what was measured, with where and when."""
+    import jax
+
+    from qdhuac import __version__
+
+    model = next((line for line in Path("/proc/cpuinfo").read_text().splitlines() if "model name" in line), "?")
+    origin = {
+        "command": f"python tests/resilience/{name}.py",
+        "date": time.strftime("%Y-%m-%d"),
+        "machine": f"{model.split(':')[-1].strip()}, {os.cpu_count()} cores, load {os.getloadavg()[0]:.1f}",
+        "versions": {"qdhuac": __version__, "jax": jax.__version__, "python": platform.python_version()},
+    }
+    RESULTS.mkdir(parents=True, exist_ok=True)
+    (RESULTS / f"{name}.json").write_text(json.dumps({**origin, **result}, indent=1) + "\n")
+    print(json.dumps(result, indent=1))
