@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt
 
-.PHONY: setup train test lint clean
+.PHONY: setup train test test-resilience lint clean
 
 train: setup  ## the main job: a repertoire for HalfCheetah with the default preset; ARGS="--task ant" adds options
 	$(BIN)/qdhuac train $(ARGS)
@@ -14,6 +14,9 @@ test: $(VENV)/.dev  ## linter, type check, tests
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 	$(BIN)/python -m pytest
+
+test-resilience: $(VENV)/.dev  ## kills, damage, fuzzing, full disks, a long run: about an hour, results in results/reliability
+	for name in resume corrupt fuzz kill save soak; do $(BIN)/python tests/resilience/$$name.py || exit 1; done
 
 setup: $(VENV)/.runtime
 

@@ -149,7 +149,7 @@ class RunConfig:
     env_steps: int = key(300_000, "stop after so many environment steps; 0: no such bound", ge=0, le=10**12)
     checkpoint_minutes: float = key(5.0, "wall time between checkpoints; there is always one at the end", ge=0)
     checkpoint_generations: int = key(0, "also after every so many generations; 0: by time alone", ge=0, le=10**12)
-    chunk: int = key(10, "learner updates between two looks at signals and the clock", ge=1, le=1_000_000)
+    chunk: int = key(4, "learner updates between two looks at signals and the clock", ge=1, le=1_000_000)
     failure_budget: int = key(100, "non-finite evaluations or updates after which the run gives up", ge=0, le=10**12)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 import platform
@@ -34,6 +35,15 @@ def metrics(folder: Path) -> list[dict]:
     """The lines of a run's metrics without what depends on the clock."""
     rows = map(json.loads, (folder / "metrics.jsonl").read_text().splitlines())
     return [{k: v for k, v in r.items() if k not in ("wall_s", "crc") and not k.startswith("time_")} for r in rows]
+
+
+def state_hash(folder: Path) -> str:
+    """Of every array in the newest checkpoint."""
+    from qdhuac.running import checkpoint
+
+    arrays = checkpoint.load(folder / "checkpoints").arrays
+    assert arrays is not None
+    return hashlib.sha256(b"".join(name.encode() + arrays[name].tobytes() for name in sorted(arrays))).hexdigest()
 
 
 def write(name: str, result: dict) -> None:

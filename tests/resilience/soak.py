@@ -25,10 +25,13 @@ def look(pid: int) -> dict[str, int]:
 def soak(minutes: float, folder: Path) -> dict:
     """Train for so long, look every few seconds, stop with SIGTERM."""
     often = ("--set", "run.checkpoint_minutes=0.25")
-    process = harness.start("train", "--preset", "smoke", "--generations", 10**9, "--run-dir", folder, *often)
+    train = ("train", "--preset", "smoke", "--generations", 10**9, "--run-dir", folder, *often)
+    process = harness.start(*train, log=folder.with_suffix(".log"))
     began, seen = time.monotonic(), []
-    while time.monotonic() - began < 60 * minutes and process.poll() is None:
+    while time.monotonic() - began < 60 * minutes:
         time.sleep(INTERVAL)
+        if process.poll() is not None:
+            raise SystemExit(f"ended with {process.returncode}: {folder.with_suffix('.log').read_text()[-2000:]}")
         seen.append({"minute": (time.monotonic() - began) / 60} | look(process.pid))
     process.send_signal(signal.SIGTERM)
     code = process.wait(timeout=120)

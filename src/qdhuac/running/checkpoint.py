@@ -69,10 +69,10 @@ def save(
         for file, data in texts.items():
             write_synced(temporary / file, data)
         if arrays is not None:
-            from safetensors.numpy import save_file
+            from safetensors.numpy import save as serialise
 
-            save_file({k: v for k, v in arrays.items() if v.nbytes < LARGE}, temporary / STATE)
-            sync(temporary / STATE)
+            # Not written by safetensors itself, whose error on a full disk is not an OSError.
+            write_synced(temporary / STATE, serialise({k: v for k, v in arrays.items() if v.nbytes < LARGE}))
         files = {p.name: {"size": p.stat().st_size, "sha256": sha256(p)} for p in sorted(temporary.iterdir())}
         manifest: dict[str, Any] = {"schema": SCHEMA, "record": dict(record), "files": files, "large": {}}
         source = _before_the_last(root, target)

@@ -168,6 +168,8 @@ class RunDir:
             current = path.read_bytes() if path.is_file() else b""
             if not current.startswith(data):
                 self.notes.append(f"{path}: differs from the checkpoint's copy (edited or damaged?); restored")
+            elif unsaved := current[len(data) :].count(b"\n"):
+                self.notes.append(f"{path}: {unsaved} generations had not been saved; they come again")
             if current != data:
                 replace_file(path, data)
         except OSError as error:

@@ -1,0 +1,239 @@
+"""Files made to harm: nothing is run, nothing is written outside of the run folder, and the answer is one line."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from unittest import mock
+
+import corrupt
+import pytest
+
+from qdhuac import presets
+from qdhuac.errors import UserError
+from qdhuac.running import checkpoint, repertoire
+from qdhuac.running.files import replace_file
+from qdhuac.running.rundir import CONFIG, LOCK, METRICS, REPERTOIRE, RunDir, _with_checksum
+
+ROOT = Path(__file__).parents[2]
+
+
+@pytest.fixture
+def run(tmp_path):
+    with mock.patch.multiple(checkpoint, **corrupt.SIZES):
+        corrupt.make_run(tmp_path / "run")
+        yield tmp_path / "run"
+
+
+@pytest.mark.parametrize(
+    "code",
+    [
+        "import pickle",
+        "from pickle import loads",
+        "import marshal",
+        "import dill",
+        "import joblib",
+        "import numpy as np\n\nnp.load('x')",
+    ],
+)
+def test_the_linter_forbids_pickle(code):
+    command = [
+        sys.executable,
+        "-m",
+        "ruff",
+        "check",
+        "--stdin-filename",
+        "src/qdhuac/new.py",
+        "--select",
+        "TID251",
+        "-",
+    ]
+    done = subprocess.run(command, input=code, capture_output=True, text=True, cwd=ROOT, check=False)
+    assert done.returncode == 1
+    assert "no pickle" in done.stdout
+
+
+def header(content: bytes, length: int | None = None) -> bytes:
+    return (len(content) if length is None else length).to_bytes(8, "little") + content
+
+
+F32 = {"dtype": "F32", "shape": [2], "data_offsets": [0, 8]}
+MALFORMED = {
+    "empty": b"",
+    "short": b"\x01",
+    "a header of 2^63 bytes": header(b"{}", 1 << 63),
+    "a header larger than the file": header(b"{}", 1 << 40),
+    "not JSON": header(b"{{{{"),
+    "a bomb of brackets": header(b'{"a":' + b"[" * 100_000),
+    "no dictionary": header(b"[]"),
+    "offsets beyond the end": header(json.dumps({"a": {**F32, "data_offsets": [0, 1 << 50]}}).encode()),
+    "negative offsets": header(b'{"a":{"dtype":"F32","shape":[2],"data_offsets":[-8,0]}}') + bytes(8),
+    "a shape that overflows": header(json.dumps({"a": {**F32, "shape": [1 << 62, 1 << 62]}}).encode()) + bytes(8),
+    "an unknown type": header(json.dumps({"a": {**F32, "dtype": "PICKLE"}}).encode()) + bytes(8),
+    "overlapping arrays": header(json.dumps({"a": F32, "b": F32}).encode()) + bytes(8),
+    "a pickle": b"cos\nsystem\n(S'touch hacked'\ntR.",
+}
+
+
+@pytest.mark.parametrize("kind", MALFORMED)
+def test_malformed_safetensors(run, kind):
+    (run / REPERTOIRE).write_bytes(MALFORMED[kind])
+    with pytest.raises(UserError, match=r"repertoire\.safetensors"):
+        repertoire.read(run / REPERTOIRE)
+    folder = RunDir.open(run)
+    assert len(repertoire.find(folder)[0]["fitness"]) == 5  # the newest checkpoint's
+    assert "using the archive in checkpoint" in folder.notes[0]
+
+    # The same as the state of a checkpoint, with hashes that fit.
+    newest = sorted((run / "checkpoints").iterdir())[-1]
+    forge(newest, {"state.safetensors": MALFORMED[kind]})
+    found = checkpoint.load(run / "checkpoints")
+    assert found.path != newest
+    assert newest.name in found.damaged[0]
+
+
+def forge(path: Path, contents: dict[str, bytes] | None = None, **changes: object) -> None:
+    """Change a checkpoint and make its manifest agree."""
+    import hashlib
+
+    manifest = json.loads((path / "manifest.json").read_bytes()) | changes
+    for file, data in (contents or {}).items():
+        (path / file).write_bytes(data)
+        manifest["files"][file] = {"size": len(data), "sha256": hashlib.sha256(data).hexdigest()}
+    manifest["digest"] = checkpoint._digest(manifest)
+    (path / "manifest.json").write_bytes(checkpoint._serialised(manifest))
+
+
+ROWS = "algorithm/replay/rows"
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"files": []},
+        {"files": {"config.toml": None}},
+        {"record": "x"},
+        {"large": {ROWS: {"dtype": "<f4", "shape": [8192, 4], "pieces": ["../../secret"] * 16}}},
+        {"large": {ROWS: {"dtype": "<f4", "shape": [8192, 4], "pieces": ["/etc/passwd"] * 16}}},
+        {"large": {ROWS: {"dtype": "<f4", "shape": [1 << 60], "pieces": []}}},
+        {"large": {ROWS: {"dtype": "O", "shape": [8192], "pieces": [None] * 8}}},
+        {"large": {ROWS: {"dtype": "<f4", "shape": [-1], "pieces": []}}},
+        {"large": {ROWS: 7}},
+    ],
+)
+def test_manifests_that_lie(run, tmp_path, changes):
+    (tmp_path / "secret").write_bytes(bytes(1 << 13))
+    newest = sorted((run / "checkpoints").iterdir())[-1]
+    forge(newest, **changes)
+    found = checkpoint.load(run / "checkpoints")
+    assert found.path != newest
+
+
+@pytest.mark.parametrize("change", [{"counters": {"generation": 5, "__class__": 1}}, {"counters": 3}, {}])
+def test_counters_of_another_kind_are_refused(make_runner, change):
+    runner = make_runner()
+    runner.run()
+    runner.folder.unlock()
+    newest = checkpoint.load(runner.folder.checkpoints).path
+    forge(newest, record={"pending": None, **change})
+    with pytest.raises(UserError, match="other counters"):
+        make_runner(again=True)
+
+
+@pytest.mark.parametrize("name", [CONFIG, METRICS, REPERTOIRE, LOCK, "checkpoints", "report.html", "evaluation.json"])
+def test_links_out_of_the_run_folder_are_refused(run, tmp_path, name):
+    outside = tmp_path / "outside"
+    outside.write_text("precious")
+    target = run / name
+    if target.is_dir():
+        target.rename(tmp_path / "moved")
+    else:
+        target.unlink(missing_ok=True)
+    target.symlink_to(outside)
+    with pytest.raises(UserError, match="is a link"):
+        RunDir.open(run)
+    assert outside.read_text() == "precious"
+
+
+def test_a_link_in_the_place_of_a_temporary_file_is_not_followed(run, tmp_path):
+    outside = tmp_path / "outside"
+    outside.write_text("precious")
+    (run / f".{CONFIG}.tmp").symlink_to(outside)
+    replace_file(run / CONFIG, b"new")
+    assert outside.read_text() == "precious"
+    assert (run / CONFIG).read_bytes() == b"new"
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "a = " + "[" * 50_000,
+        "a = " + "{b=" * 10_000,
+        ".".join("a" * 40_000) + " = 1",
+        "[" + ".".join("a" * 20_000) + "]",
+        'a = "' + "x" * 3_000_000 + '"',
+        "a = " + "9" * 90_000,
+        "[run]\nseed = 1\n[run]\nseed = 2",
+        "\ufeff\x00",
+    ],
+)
+def test_toml_bombs_give_way_to_the_checkpoint(run, text):
+    import hashlib
+
+    body = text.encode()
+    checksum = f"\n# sha256 {hashlib.sha256(body).hexdigest()}\n".encode()
+    for data in (body, body + checksum):
+        (run / CONFIG).write_bytes(data)
+        folder = RunDir.open(run)
+        assert folder.read_config() is not None
+        assert "using the copy in checkpoint" in folder.notes[0]
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        {"generation": "<script>", "env_steps": 1},
+        {"generation": 1},
+        {"generation": 1, "env_steps": 1, "x": "<img onerror=alert(1)>"},
+        {"generation": 1, "env_steps": 1, "x": {"y": 1}},
+        {"generation": 1, "env_steps": 1, "x": 10**400},
+    ],
+)
+def test_metrics_that_are_not_numbers(tmp_path, line):
+    with RunDir.create(tmp_path / "run", presets.make("dns", "smoke")) as folder:
+        folder.append_metrics(line)
+        with pytest.raises(UserError, match="line 1 "):
+            folder.read_metrics()
+
+
+def test_a_repertoire_that_makes_no_sense(run):
+    arrays = {f"algorithm/archive/{name}": array for name, array in repertoire.read(run / REPERTOIRE)[0].items()}
+    genotypes = "algorithm/archive/genotypes/x"
+    for changes, metadata, words in (
+        (
+            {"algorithm/archive/descriptor": arrays["algorithm/archive/fitness"]},
+            corrupt.METADATA,
+            "do not fit together",
+        ),
+        ({}, {"descriptor_bounds": [[0], [1]]}, "descriptor bounds"),
+        ({}, [], "not an object"),
+        ({f"{genotypes}/y": arrays[genotypes]}, corrupt.METADATA, "no tree"),
+    ):
+        repertoire.write(run / REPERTOIRE, arrays | changes, metadata)
+        with pytest.raises(UserError, match=words):
+            repertoire.read(run / REPERTOIRE)
+
+
+def test_names_no_folder_can_have(tmp_path):
+    for name in ("a\0b", "\udcff"):
+        for refuse in (lambda p: RunDir.create(p, presets.make("dns", "smoke")), RunDir.open):
+            with pytest.raises(UserError, match="not a possible name"):
+                refuse(tmp_path / name)
+
+
+def test_a_configuration_of_other_bytes_is_no_configuration():
+    data = _with_checksum(presets.make("dns", "smoke"))
+    from qdhuac.running.rundir import _verified
+
+    assert _verified(data, "here") is not None
+    assert _verified(data + b"\n", "here") is None

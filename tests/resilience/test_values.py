@@ -1,0 +1,200 @@
+"""Numbers that are not finite, and critics that go astray: nothing is poisoned, and it is said."""
+
+import dataclasses
+import json
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from conftest import ToyLearner, ToyTask, toy_algorithm
+from probes import learner, td3
+from reach import STEPS, ReachTask
+
+from qdhuac import cli, presets
+from qdhuac.errors import RunFailed
+from qdhuac.learning.replay import Batch
+from qdhuac.learning.updates import guard
+from qdhuac.running import checkpoint, health
+from qdhuac.running.build import build_algorithm
+from qdhuac.running.progress import Silent
+from qdhuac.running.rundir import RunDir
+from qdhuac.running.runner import Runner
+from qdhuac.types import Transition
+
+SMALL = {"emitter.batch_size": 6, "task.episode_length": STEPS, "learner.utd": 1e-6, "run.generations": 50}
+
+
+@dataclasses.dataclass
+class Poisoned:
+    """The results of a task with one number in them replaced, of the third of each batch."""
+
+    source: str
+    value: float
+    task = ReachTask()
+
+    def __getattr__(self, name):
+        return getattr(self.task, name)
+
+    def evaluate(self, genotypes, key, exploration=None):
+        result = self.task.evaluate(genotypes, key, exploration)
+        t = result.transitions
+        match self.source:
+            case "fitness":
+                return result._replace(fitness=result.fitness.at[2].set(self.value))
+            case "descriptor":
+                return result._replace(descriptor=result.descriptor.at[2].set(self.value))
+            case "observation":
+                t = t._replace(next_obs=t.next_obs.at[2, -1, 0].set(self.value))
+            case "reward":
+                t = t._replace(reward=t.reward.at[2, 3].set(self.value))
+            case "action":
+                t = t._replace(action=t.action.at[2, 3].set(self.value))
+        return result._replace(transitions=t)
+
+
+@pytest.mark.parametrize("value", [np.nan, np.inf])
+@pytest.mark.parametrize("source", ["fitness", "descriptor", "observation", "reward", "action"])
+def test_a_poisoned_evaluation_is_kept_out_counted_and_named(tmp_path, source, value):
+    settings = presets.make("qdhuac", "smoke", SMALL | {"run.failure_budget": 1})
+    task = Poisoned(source, value)
+    with RunDir.create(tmp_path / "run", settings) as folder:
+        runner = Runner(settings, task, build_algorithm(settings, ReachTask()), folder)
+        runner.start()
+        with pytest.raises(RunFailed, match=f"2 evaluations or updates.*most of them in: {source} \\(2\\)"):
+            runner.run()
+        rows = folder.read_metrics()
+    assert [row["rejected"] for row in rows] == [row[f"rejected_{source}"] for row in rows] == [1, 1]
+    state = runner.state.algorithm
+    assert int(state.replay.size) == 2 * 5 * STEPS
+    occupied = np.isfinite(state.archive.fitness)
+    assert occupied.sum() > 0
+    for leaf in jax.tree.leaves((state.archive.genotypes, state.archive.descriptor, state.replay.rows)):
+        assert np.isfinite(leaf).all()
+    assert checkpoint.load(folder.checkpoints).record["counters"]["failures_by_source"][source] == 2
+
+
+def test_a_genotype_that_is_not_finite_is_not_archived_however_fit():
+    settings = presets.make("dns", "smoke", {"emitter.batch_size": 6})
+    algorithm = build_algorithm(settings, ReachTask())
+    state = algorithm.init(jax.random.key(0))
+    emission = algorithm.ask(state)
+    evaluation = ReachTask().evaluate(emission.genotypes, jax.random.key(1))
+    poisoned = jax.tree.map(lambda x: x.at[1].set(jnp.nan), emission.genotypes)
+    state, record = algorithm.tell(state, emission._replace(genotypes=poisoned), evaluation)
+    assert int(record["rejected"]) == int(record["rejected_genotype"]) == 1
+    assert all(np.isfinite(leaf).all() for leaf in jax.tree.leaves(state.archive.genotypes))
+
+
+def batch(obs=1.0, reward=1.0, n=16):
+    rows = Transition(
+        obs=jnp.full((n, 2), obs).at[0].set(0.0),
+        action=jnp.zeros((n, 1)),
+        reward=jnp.full(n, reward),
+        terminal=jnp.zeros(n),
+        next_obs=jnp.full((n, 2), obs),
+    )
+    return Batch(rows, jnp.arange(n), jnp.ones(n))
+
+
+@pytest.mark.parametrize(
+    ("agent", "huge"),
+    [
+        (learner(kind="scalar"), {"reward": 1e30}),  # its square is not finite, so neither is the gradient
+        (learner(), {"obs": 1e30}),  # nor is the variance for the running statistics, though the gradient is
+        (td3(), {"reward": 1e30}),
+    ],
+    ids=["scalar", "statistics", "td3"],
+)
+def test_gradients_and_statistics_that_overflow_change_nothing(agent, huge):
+    state = agent.init(jax.random.key(0))
+    after, priorities, metrics = jax.jit(agent.update)(state, batch(**huge), jax.random.key(1))
+    assert int(metrics["count_skipped_critic"]) == 1
+    assert np.isnan(priorities).all()
+    same = jax.tree.map(lambda x, y: bool((x == y).all()), after._replace(updates=0), state._replace(updates=0))
+    assert all(jax.tree.leaves(same))
+
+
+def test_priorities_that_are_not_finite_are_counted_and_change_nothing():
+    agent = learner()
+    state = agent.init(jax.random.key(0))
+    fine = {
+        "critic_gradient_norm": jnp.float32(1),
+        "critic_loss": jnp.float32(1),
+        "actor_gradient_norm": jnp.float32(1),
+    }
+    moved = state._replace(log_temperature=state.log_temperature + 1)
+    after, priorities, metrics = guard(state, moved, batch(), jnp.ones(16).at[3].set(jnp.inf), fine)
+    assert int(metrics["count_skipped_priorities"]) == 1
+    assert np.isnan(priorities).all()
+    assert after.log_temperature == state.log_temperature
+    *_, metrics = guard(state, moved, batch(), jnp.ones(16), fine)
+    assert int(metrics["count_skipped_priorities"]) == 0
+
+
+HEALTHY = {
+    "q_mean": 400.0,
+    "q_spread": 100.0,
+    "clipped_above": 0.001,
+    "clipped_below": 0.0,
+    "critic_gradient_norm": 0.05,
+    "actor_gradient_norm": 0.02,
+}
+
+
+@pytest.mark.parametrize(
+    ("changes", "symptom", "words"),
+    [
+        ({}, None, ""),
+        ({"q_mean": None}, None, ""),
+        ({"q_mean": 2500.0}, "values", "mean 2.5e+03"),
+        ({"q_mean": -1500.0}, "values", "-200 to 1000"),
+        ({"clipped_above": 0.4}, "values", "40 % of the critic's target lies above"),
+        ({"clipped_below": 0.4}, "values", "below"),
+        ({"critic_gradient_norm": 0.0}, "gradients", "critic is dead"),
+        ({"actor_gradient_norm": 0.0}, "gradients", "actor is dead"),
+        ({"diversity_critic_gradient_norm": 0.0}, "gradients", "diversity critic is dead"),
+    ],
+)
+def test_symptoms(changes, symptom, words):
+    found = health.symptoms(HEALTHY | changes, (-200.0, 1000.0))
+    assert list(found) == ([symptom] if symptom else [])
+    assert words in "".join(found.values())
+
+
+class Diverging(ToyLearner):
+    """Its values double with every update."""
+
+    def learn(self, state, updates):
+        state, metrics = super().learn(state, updates)
+        size = 2.0 ** jnp.minimum(state.generation, 60)
+        return state, metrics | {"q_mean": size, "q_spread": jnp.float32(0), "critic_gradient_norm": jnp.float32(1)}
+
+
+def test_a_diverging_critic_is_told_at_once_in_the_metrics_and_at_the_end(make_runner, capsys, monkeypatch, tmp_path):
+    class Notes(Silent):
+        said = ()
+
+        def note(self, text):
+            self.said = (*self.said, text)
+
+    task = ToyTask()
+    task.support = (-1.0, 10.0)
+    runner = make_runner(learning=True, task=task, algorithm=toy_algorithm(Diverging), progress=Notes())
+    runner.run()
+    rows = runner.folder.read_metrics()
+    assert [row["warning_values"] for row in rows] == [0, 0, 0, 0, 1, 1]  # 2^5 is beyond 10 + 11
+    assert not any(row["warning_gradients"] for row in rows)
+    assert len(runner.progress.said) == 1
+    assert "generation 5" in runner.progress.said[0]
+    assert runner.warnings[0].startswith("in 2 of 6 generations, first in 5: the critic's values (mean 64")
+
+    # It is remembered across a stop, and the command says it last.
+    runner.folder.unlock()
+    monkeypatch.setattr("qdhuac.running.build.build_task", lambda settings: task)
+    monkeypatch.setattr("qdhuac.running.build.build_algorithm", lambda settings, task: toy_algorithm(Diverging))
+    monkeypatch.setattr("qdhuac.running.jax_setup.prepare_jax", lambda: None)
+    assert cli.main(["resume", str(runner.folder.path), "--generations", "7"]) == 0
+    assert "warning: in 3 of 7 generations, first in 5: the critic's values" in capsys.readouterr().err
+    assert "warning values" in (runner.folder.path / "report.html").read_text()
+    assert json.loads((runner.folder.path / "metrics.jsonl").read_text().splitlines()[-1])["warning_values"] == 1
