@@ -238,7 +238,9 @@ def _goal(arguments: argparse.Namespace) -> dict[str, Any]:
 
 def _check_goal(settings: Config, record: dict[str, Any]) -> None:
     goal, done = settings.run, record.get("counters", {})
-    generations, env_steps = done.get("generation", 0), done.get("env_steps", 0)
+    generations, env_steps = (done.get(k, 0) if isinstance(done, dict) else None for k in ("generation", "env_steps"))
+    if type(generations) is not int or type(env_steps) is not int:
+        raise UserError("the newest checkpoint's manifest has no counters that this version of qdhuac knows")
     # A run that was stopped while learning has collected its last steps, but still owes their updates.
     steps_reached = not record.get("pending") and 0 < goal.env_steps <= env_steps
     if 0 < goal.generations <= generations or steps_reached:

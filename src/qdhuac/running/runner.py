@@ -174,7 +174,6 @@ class Runner:
     def _collect(self) -> Pending | None:
         """Ask, evaluate, tell; None if a stop signal came before the state had changed."""
         pending = Pending({})
-        self._unsaved = True
         with self._timed(pending, "ask"):
             emission, key = jax.block_until_ready(self._ask(self.state))
         if self.stop:
@@ -183,6 +182,7 @@ class Runner:
             evaluation = jax.block_until_ready(self.task.evaluate(emission.genotypes, key, emission.exploration))
         if self.stop:
             return None
+        self._unsaved = True
         with self._timed(pending, "tell"):
             self.state, record = self._tell(self.state, emission, evaluation)
             pending.record = {name: _plain(value) for name, value in jax.device_get(record).items()}
