@@ -61,6 +61,7 @@ def stall(task_name: str, where: Path) -> dict:
         "later_saves_cpu_s": [cpu for _, cpu in seconds[2:]],
         "interval_s": interval,
         "share_of_wall_time": round(steady / (interval + steady), 4),
+        "share_in_cpu_time": round(max(cpu for _, cpu in seconds[2:]) / interval, 4),
     }
 
 

@@ -27,6 +27,8 @@ def soak(minutes: float, folder: Path) -> dict:
     often = ("--set", "run.checkpoint_minutes=0.25")
     train = ("train", "--preset", "smoke", "--generations", 10**9, "--run-dir", folder, *often)
     process = harness.start(*train, log=folder.with_suffix(".log"))
+    while process.poll() is None and not ((folder / "metrics.jsonl").exists() and harness.metrics(folder)):
+        time.sleep(INTERVAL)  # until the first generation has been compiled
     began, seen = time.monotonic(), []
     while time.monotonic() - began < 60 * minutes:
         time.sleep(INTERVAL)
