@@ -73,17 +73,17 @@ def fork(*arguments: object, log: Path, toys: bool) -> int:
     return child
 
 
-def saving(folder: Path) -> bool:
-    """A save is under way."""
+def saving(folder: Path, since: float) -> bool:
+    """A save has begun after that moment and not ended; what an earlier kill has left does not count."""
     try:
-        return any(name.startswith("tmp-") for name in os.listdir(folder / "checkpoints"))
-    except FileNotFoundError:
+        return any(path.stat().st_ctime > since for path in (folder / "checkpoints").glob("tmp-*"))
+    except FileNotFoundError:  # it has just ended
         return False
 
 
 def kill(child: int, folder: Path, chance: random.Random) -> str:
     """Wait for a random instant, then kill; returns what the instant was."""
-    first = metrics_size(folder)
+    first, since = metrics_size(folder), time.time()
     kind = chance.choices(("anywhere", "running", "saving"), (0.2, 0.4, 0.4))[0]
     deadline = time.monotonic() + (chance.uniform(0.0, LIFE) if kind == "anywhere" else 300.0)
     while kind != "anywhere" and metrics_size(folder) == first:  # until a generation has been written
@@ -95,14 +95,14 @@ def kill(child: int, folder: Path, chance: random.Random) -> str:
         time.sleep(chance.uniform(0.0, 1.0))
     elif kind == "saving":
         wait = time.monotonic() + 30
-        while not saving(folder) and time.monotonic() < wait:
+        while not saving(folder, since) and time.monotonic() < wait:
             pass
         time.sleep(chance.choice((0.0, chance.uniform(0.0, 0.02))))
     else:
         time.sleep(max(0.0, deadline - time.monotonic()))
     os.kill(child, signal.SIGKILL)
     os.waitpid(child, 0)
-    return "in a save" if saving(folder) else kind if kind != "saving" else "just after a save"
+    return "in a save" if saving(folder, since) else kind if kind != "saving" else "just after a save"
 
 
 def metrics_size(folder: Path) -> int:
