@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt
 
-.PHONY: setup train test test-resilience lint clean
+.PHONY: setup train test test-resilience test-qdax lint clean
 
 train: setup  ## the main job: a repertoire for HalfCheetah with the default preset; ARGS="--task ant" adds options
 	$(BIN)/qdhuac train $(ARGS)
@@ -17,6 +17,8 @@ test: $(VENV)/.dev  ## linter, type check, tests
 
 test-resilience: $(VENV)/.dev  ## kills, damage, fuzzing, full disks, a long run: about an hour, results in results/reliability
 	for name in resume corrupt fuzz kill save soak; do $(BIN)/python tests/resilience/$$name.py || exit 1; done
+test-qdax: $(QDAX)/.made  ## our parts against the real QDax, in an environment of its own
+	$(QDAX)/bin/python -m pytest -c tests/qdax/pytest.ini tests/qdax
 
 setup: $(VENV)/.runtime
 
@@ -29,5 +31,11 @@ $(VENV)/.dev: $(VENV)/.runtime
 	PIP_CONSTRAINT=constraints.txt $(PIP) --editable ".[dev]"
 	touch $@
 
+$(QDAX)/.made: benchmarks/peers/qdax.txt
+	$(PYTHON) -m venv $(QDAX)
+	$(QDAX_PIP) --requirement benchmarks/peers/qdax.txt
+	$(QDAX_PIP) --editable .
+	touch $@
+
 clean:
-	rm -rf $(VENV)
+	rm -rf $(VENV) $(QDAX)
