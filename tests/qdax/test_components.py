@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 from qdax.core.containers.archive import Archive, score_euclidean_novelty
 from qdax.core.containers.mapelites_repertoire import MapElitesRepertoire, get_cells_indices
+from qdax.core.emitters.dpg_emitter import DiversityPGConfig, DiversityPGEmitter
 from qdax.core.emitters.mutation_operators import isoline_variation
 from qdax.core.emitters.qpg_emitter import QualityPGConfig, QualityPGEmitter
 from qdax.core.neuroevolution.buffers.buffer import QDTransition
@@ -292,3 +293,27 @@ def test_with_two_feet_and_five_neighbours_qdax_s_novelty_is_boundless_and_ours_
     ours, theirs = novelties(5, 2)
     assert jnp.all(theirs > 1e37)  # a fifth of the largest float: its square, in the critic's loss, is infinite
     np.testing.assert_allclose(ours, 1.0)  # squared distances 0, 1, 1 and 2
+
+
+@pytest.mark.parametrize(("neighbours", "finite"), [(2, True), (5, False)])
+def test_qdax_s_diversity_critic_is_lost_after_four_updates_with_five_neighbours_on_two_feet(neighbours, finite):
+    """Why the curves of QD-PG are compared with two neighbours."""
+    _, theirs = rows(jax.random.key(3))
+    corners = jnp.tile(jnp.array([[0.0, 0.0], [0.0, 1.0], [1.0, 0.0], [1.0, 1.0]]), (ROWS // 4, 1))
+    theirs = jax.tree.map(lambda x: x[None], theirs.replace(state_desc=corners))
+    config = DiversityPGConfig(
+        env_batch_size=2,
+        num_critic_training_steps=4,
+        replay_buffer_size=2 * ROWS,
+        critic_hidden_layer_size=HIDDEN,
+        batch_size=ROWS,
+        archive_max_size=10,
+    )
+    novelty = functools.partial(score_euclidean_novelty, num_nearest_neighb=neighbours, scaling_ratio=1.0)
+    emitter = DiversityPGEmitter(config, THEIR_POLICY, Sizes(), novelty)
+    population = {"params": jax.tree.map(lambda x: x[None], POLICY.init(jax.random.key(0)))}
+    extra = {"transitions": theirs}
+    state = emitter.init(jax.random.key(4), None, population, None, None, extra)
+    end = emitter.state_update(state, None, None, None, None, extra)
+    leaves = jax.tree.leaves((end.critic_params, end.actor_params))
+    assert all(bool(jnp.all(jnp.isfinite(x))) for x in leaves) is finite

@@ -193,7 +193,7 @@ def metrics(repertoire):
 
 def run(emitter, generations=15, scoring=score):
     loop = MAPElites(scoring, emitter, metrics)
-    repertoire, state, first = loop.init(population(), CENTROIDS, jax.random.PRNGKey(0))
+    repertoire, state, first = jax.jit(loop.init)(population(), CENTROIDS, jax.random.PRNGKey(0))
     carry = (repertoire, state, jax.random.PRNGKey(1))
     (repertoire, state, _), history = jax.lax.scan(loop.scan_update, carry, length=generations)
     return repertoire, state, first, history
@@ -227,12 +227,13 @@ def test_children_are_the_repertoire_s():
     """With next to no noise a child is its parent: whoever is emitted must be in the repertoire."""
     emitter = QDaxEmitter(dataclasses.replace(evolution(), sigma_iso=0.0, sigma_line=0.0))
     loop = MAPElites(score, emitter, metrics)
-    repertoire, state, _ = loop.init(population(), CENTROIDS, jax.random.PRNGKey(0))
-    children, _ = emitter.emit(repertoire, state, jax.random.PRNGKey(3))
+    repertoire, state, _ = jax.jit(loop.init)(population(), CENTROIDS, jax.random.PRNGKey(0))
+    emit = jax.jit(emitter.emit)
+    children, _ = emit(repertoire, state, jax.random.PRNGKey(3))
     kernel = children["params"]["Dense_0"]["kernel"]
     stored = repertoire.genotypes["params"]["Dense_0"]["kernel"][jnp.isfinite(repertoire.fitnesses[:, 0])]
     assert all(bool(jnp.any(jnp.all(stored == k, axis=(1, 2)))) for k in kernel)
-    other, _ = emitter.emit(repertoire, state, jax.random.PRNGKey(4))
+    other, _ = emit(repertoire, state, jax.random.PRNGKey(4))
     assert not jnp.array_equal(kernel, other["params"]["Dense_0"]["kernel"])
 
 
@@ -283,4 +284,4 @@ def test_other_genotypes_than_the_algorithm_s_are_refused_by_name():
     wide = dataclasses.replace(POLICY, hidden=(16, 8))
     loop = MAPElites(other_policies, QDaxEmitter(algorithm("pga_me")), metrics)
     with pytest.raises(UserError, match=r"genotypes\['Dense_1'\]\['bias'\]: expected \(16,\), got \(8,\)"):
-        loop.init(population(policy=wide), CENTROIDS, jax.random.PRNGKey(0))
+        jax.jit(loop.init)(population(policy=wide), CENTROIDS, jax.random.PRNGKey(0))
