@@ -10,6 +10,7 @@ seed; a file that exists is a finished run and is left alone.
 import argparse
 import functools
 import json
+import sys
 import time
 from pathlib import Path
 
@@ -59,6 +60,8 @@ def main() -> None:
     args = parser.parse_args()
     if args.out.exists():
         return
+    # With JAX 0.5.3 the physics that came out of the compilation cache gave NaN for every robot.
+    jax.config.update("jax_enable_compilation_cache", False)
 
     name = f"{args.task}_uni"
     env = environments.create(name, episode_length=EPISODE, backend="mjx")
@@ -96,6 +99,8 @@ def main() -> None:
         keys, key_genotypes, key_scores, key_emitter = jnp.moveaxis(split(keys), 1, 0)
         genotypes = start(key_genotypes) if i == 0 else ask(repertoire, emitter, key_genotypes)[0]
         scored = score(genotypes, key_scores)
+        if i == 0 and not jnp.all(jnp.isfinite(scored[0])):
+            sys.exit("the fitness of random policies is not finite: the physics was not compiled correctly")
         if i == 0:
             repertoire, emitter, scores = first_tell(genotypes, *scored, key_emitter)
         else:

@@ -295,9 +295,9 @@ def test_with_two_feet_and_five_neighbours_qdax_s_novelty_is_boundless_and_ours_
     np.testing.assert_allclose(ours, 1.0)  # squared distances 0, 1, 1 and 2
 
 
-@pytest.mark.parametrize(("neighbours", "finite"), [(2, True), (5, False)])
-def test_qdax_s_diversity_critic_is_lost_after_four_updates_with_five_neighbours_on_two_feet(neighbours, finite):
-    """Why the curves of QD-PG are compared with two neighbours."""
+@pytest.mark.parametrize(("neighbours", "learns"), [(2, True), (5, False)])
+def test_qdax_s_diversity_critic_learns_nothing_with_five_neighbours_on_two_feet(neighbours, learns):
+    """Why the curves of QD-PG are compared with two neighbours: squares of such rewards overflow in Adam."""
     _, theirs = rows(jax.random.key(3))
     corners = jnp.tile(jnp.array([[0.0, 0.0], [0.0, 1.0], [1.0, 0.0], [1.0, 1.0]]), (ROWS // 4, 1))
     theirs = jax.tree.map(lambda x: x[None], theirs.replace(state_desc=corners))
@@ -315,5 +315,6 @@ def test_qdax_s_diversity_critic_is_lost_after_four_updates_with_five_neighbours
     extra = {"transitions": theirs}
     state = emitter.init(jax.random.key(4), None, population, None, None, extra)
     end = emitter.state_update(state, None, None, None, None, extra)
-    leaves = jax.tree.leaves((end.critic_params, end.actor_params))
-    assert all(bool(jnp.all(jnp.isfinite(x))) for x in leaves) is finite
+    change = jax.tree.map(lambda a, b: jnp.max(jnp.abs(a - b)), end.critic_params, state.critic_params)
+    largest = jnp.max(jnp.stack(jax.tree.leaves(change)))
+    assert bool(largest > 1e-4) is learns  # neither 0 nor nan is
