@@ -3,8 +3,10 @@ PYTHON ?= python3.11
 VENV := .venv
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt
+QDAX := .venv-qdax
+QDAX_PIP := $(QDAX)/bin/python -m pip install --quiet --disable-pip-version-check --no-deps
 
-.PHONY: setup train test test-resilience test-qdax lint clean
+.PHONY: setup train test test-resilience test-qdax clean
 
 train: setup  ## the main job: a repertoire for HalfCheetah with the default preset; ARGS="--task ant" adds options
 	$(BIN)/qdhuac train $(ARGS)
@@ -17,6 +19,7 @@ test: $(VENV)/.dev  ## linter, type check, tests
 
 test-resilience: $(VENV)/.dev  ## kills, damage, fuzzing, full disks, a long run: about an hour, results in results/reliability
 	for name in resume corrupt fuzz kill save soak; do $(BIN)/python tests/resilience/$$name.py || exit 1; done
+
 test-qdax: $(QDAX)/.made  ## our parts against the real QDax, in an environment of its own
 	$(QDAX)/bin/python -m pytest -c tests/qdax/pytest.ini tests/qdax
 
