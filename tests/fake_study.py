@@ -8,6 +8,7 @@ import zlib
 import numpy as np
 
 from qdhuac.running import repertoire
+from qdhuac.running.arrays import flatten
 from qdhuac.running.rundir import REPERTOIRE, RunDir
 from qdhuac.studies import catalogue, folder
 from qdhuac.types import Individuals, Provenance
@@ -70,7 +71,8 @@ def write_run(root, run, generations=10, archive=True):
         rng, n, d = np.random.default_rng(run.seed), 80, FEET[run.task]
         who = Provenance(*(np.zeros(s, np.int32) for s in ((n,), (n, 2), (n,), (n,))))
         found = Individuals({"x": np.zeros((n, 1), np.float32)}, rng.normal(500, 900, n), rng.random((n, d)), who)
-        repertoire.write(path / REPERTOIRE, found, {"descriptor_bounds": [[0.0] * d, [1.0] * d]})
+        state = flatten({"algorithm": {"archive": found}})
+        repertoire.write(path / REPERTOIRE, state, {"descriptor_bounds": [[0.0] * d, [1.0] * d]})
     return path
 
 
