@@ -21,7 +21,10 @@ from qdhuac.analysis import figures
 from qdhuac.running.rundir import CONFIG, METRICS
 
 COLOURS = {"ours": "#0072b2", "qdax": "#d55e00"}  # safe for the colour-blind
-SETTINGS = [(a, t) for a in ("pga_me", "qd_pg") for t in ("halfcheetah", "walker2d")]
+ALGORITHMS = {"pga_me": "PGA-ME", "qd_pg": "QD-PG"}
+TASKS = {"halfcheetah": "HalfCheetah", "walker2d": "Walker2d"}
+WHOSE = {"ours": "ours", "qdax": "QDax"}
+SETTINGS = [(a, t) for a in ALGORITHMS for t in TASKS]
 CURVES = {"max_fitness": "max fitness", "qd_score": "QD score", "coverage": "coverage"}
 KEPT = ("generation", "env_steps", *CURVES, "wall_s")
 
@@ -51,12 +54,13 @@ def draw(source: Path, target: Path) -> None:
                 curves = [[r for r in rows if r["seed"] == seed] for seed in seeds]
                 for i, curve in enumerate(curves):
                     x, y = [r["env_steps"] for r in curve], [r[name] for r in curve]
-                    axes.plot(x, y, color=colour, linewidth=1.5, alpha=0.8, label=None if i else who)
+                    axes.plot(x, y, color=colour, linewidth=1.5, alpha=0.8, label=None if i else WHOSE[who])
                 ends.append([curve[-1][name] for curve in curves])
             if seeds:
-                print(f"| {algorithm} | {task} | {who} | {len(seeds)} | " + " | ".join(map(_spread, ends)) + " |")
+                names = f"| {ALGORITHMS[algorithm]} | {TASKS[task]} | {WHOSE[who]} | {len(seeds)} | "
+                print(names + " | ".join(map(_spread, ends)) + " |")
         for axes, title in zip(axes_row, CURVES.values(), strict=True):
-            axes.set_title(f"{algorithm}, {task}: {title}", loc="left", fontsize=9)
+            axes.set_title(f"{ALGORITHMS[algorithm]}, {TASKS[task]}: {title}", loc="left", fontsize=9)
             axes.grid(alpha=0.25)
             axes.spines[["top", "right"]].set_visible(False)
             figures.tidy(axes)
@@ -68,8 +72,10 @@ def draw(source: Path, target: Path) -> None:
 
 def _spread(values: list[float]) -> str:
     """Mean, and lowest to highest, of the seeds."""
-    digits = 3 if max(values) <= 1 else 0
-    return f"{np.mean(values):,.{digits}f} ({min(values):,.{digits}f} to {max(values):,.{digits}f})".replace(",", " ")
+    if max(values) <= 1:  # coverage
+        low, mean, high = (100 * f(values) for f in (min, np.mean, max))
+        return f"{mean:.1f} % ({low:.1f} to {high:.1f})"
+    return f"{np.mean(values):,.0f} ({min(values):,.0f} to {max(values):,.0f})".replace(",", " ")
 
 
 if __name__ == "__main__":
