@@ -133,7 +133,7 @@ def test_one_step_is_that_of_mjx(name):
     # MJX computes in single precision: where a contact or a limit is about to change, its rounding is amplified.
     assert np.quantile(errors("after"), 0.9) < 1e-4
     assert np.quantile(errors("after"), 0.99) < 1e-3
-    assert errors("after").max() < 0.2
+    assert errors("after").max() < 5e-3
     np.testing.assert_array_equal(native["failed"], mjx["failed"])
     sure = np.abs(native["clearance"]) > 1e-4  # within a tenth of a millimetre it may be called either way
     np.testing.assert_array_equal((native["clearance"] <= 0)[sure], mjx["contacts"][sure])
