@@ -128,6 +128,21 @@ def report(arguments: argparse.Namespace) -> int:
     return 0
 
 
+def export(arguments: argparse.Namespace) -> int:
+    """Policies of the archive for use elsewhere."""
+    import qdhuac
+    from qdhuac.export import write
+
+    output = Path(arguments.output)
+    write.check_output(output)
+    run = qdhuac.load(arguments.run_dir)
+    policies = write.choose(run, arguments.policy)
+    notes = write.export(run, policies, output, each=arguments.policy == "all")
+    print(f"exported {len(policies)} of {len(run)} policies to {output}")
+    _warn([*run.folder.notes, *notes])
+    return 0
+
+
 def study(arguments: argparse.Namespace) -> int:
     """All runs of a study."""
     from qdhuac.studies.commands import study as run_study
@@ -319,6 +334,11 @@ def _parser() -> Parser:
 
     sub = command("report", report, "write report.html from the stored files of a run or a study")
     sub.add_argument("run_dir", metavar="DIR")
+    sub = command("export", export, "write policies for use elsewhere: safetensors, ONNX, a runner in NumPy")
+    sub.add_argument("run_dir", metavar="RUN_DIR")
+    sub.add_argument("--policy", default="best", help="best (default), all, nearest:0.3,0.7, or a row of the archive")
+    sub.add_argument("--output", required=True, metavar="DIR", help="a folder that does not exist yet")
+
     sub = command("study", study, "all runs of one of the paper's figures; goes on where it was stopped")
     sub.add_argument("name", metavar="NAME", help=f"one of: {', '.join(STUDIES)}")
     sub.add_argument("--scale", default="laptop", help="smoke (minutes), laptop (hours, default) or paper")

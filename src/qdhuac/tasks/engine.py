@@ -107,7 +107,7 @@ class Robot:
         self._healthy_reward, self._control_cost = getattr(env, "_healthy_reward", 0.0), env._ctrl_cost_weight
         self._gaussian = name in ("halfcheetah", "ant")  # velocities at a reset; the others' are uniform
 
-        observed, limit = _observed(name, model)
+        observed, limit = observed_entries(name, model)
         watched, bounds = _watched(name, env, model)
         torso = 3 * 1  # body 1
         features = [Entry(XPOS, torso), Entry(XPOS, torso + 1)]
@@ -154,7 +154,7 @@ class Robot:
         return self._per_metre * gain + self._healthy_reward - cost
 
 
-def _observed(name: str, model: Any) -> tuple[list[Entry], list[float]]:
+def observed_entries(name: str, model: Any) -> tuple[list[Entry], list[float]]:
     """What a robot observes, and the absolute value that each entry is clipped to."""
     qpos = [Entry(QPOS, i) for i in range(model.nq)]
     qvel = [Entry(QVEL, i) for i in range(model.nv)]

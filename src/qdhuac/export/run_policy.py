@@ -1,0 +1,86 @@
+"""Runs a policy that qdhuac exported. Needs NumPy and nothing else: copy this folder to the robot.
+
+In Python: ``action = Policy("folder")(observation)``. As a program: ``python run_policy.py`` reads one JSON list of
+observations per line and answers each with a JSON list of actions.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+CONTRACT, WEIGHTS, FORMAT = "contract.json", "policy.safetensors", "qdhuac policy 1"
+Layers = Sequence[tuple[np.ndarray, np.ndarray]]  # kernel [inputs, outputs] and bias [outputs]
+
+
+class Policy:
+    """A policy and its contract: what each observation and each action is, and how often it acts."""
+
+    def __init__(self, folder: str | Path) -> None:
+        folder = Path(folder)
+        self.contract: dict[str, Any] = json.loads((folder / CONTRACT).read_text())
+        weights = (folder / WEIGHTS).read_bytes()
+        self.layers = read_layers(weights)
+        check(self.contract, weights, self.layers)
+
+    def __call__(self, obs: Any) -> np.ndarray:
+        """Actions between -1 and 1 for one observation [obs] or for many [..., obs]."""
+        return act(self.layers, obs)
+
+
+def act(layers: Layers, obs: Any) -> np.ndarray:
+    """The network: ReLU between layers, tanh at the end. [..., obs] -> [..., actions]"""
+    x = np.asarray(obs, np.float32)
+    if x.ndim < 1 or x.shape[-1] != len(layers[0][0]):
+        raise ValueError(f"obs: expected {len(layers[0][0])} numbers, got shape {x.shape}")
+    for kernel, bias in layers[:-1]:
+        x = np.maximum(x @ kernel + bias, 0.0)
+    kernel, bias = layers[-1]
+    return np.tanh(x @ kernel + bias)
+
+
+def read_layers(data: bytes) -> Layers:
+    """The layers in a safetensors file: the length of a JSON header, the header, then the numbers."""
+    start = 8 + int.from_bytes(data[:8], "little")
+    header = json.loads(data[8:start])
+
+    def tensor(name: str) -> np.ndarray:
+        entry = header[name]
+        low, high = entry["data_offsets"]
+        return np.frombuffer(data[start + low : start + high], "<f4").reshape(entry["shape"])
+
+    count = sum(name.endswith("/kernel") for name in header)
+    return [(tensor(f"Dense_{i}/kernel"), tensor(f"Dense_{i}/bias")) for i in range(count)]
+
+
+def check(contract: dict[str, Any], weights: bytes, layers: Layers) -> None:
+    """Refuse a contract that is not the one of these weights."""
+    facts = {
+        "format": FORMAT,
+        "normalisation": "none",
+        "obs_size": len(layers[0][0]),
+        "action_size": len(layers[-1][1]),
+        "sha256": hashlib.sha256(weights).hexdigest(),
+    }
+    for name, fact in facts.items():
+        if contract.get(name) != fact:
+            raise ValueError(f"{CONTRACT}: {name} is {contract.get(name)!r}, but {WEIGHTS} needs {fact!r}")
+    for name, size in (("observations", "obs_size"), ("actions", "action_size")):
+        if len(contract.get(name, ())) != contract[size]:
+            raise ValueError(f"{CONTRACT}: {name} has {len(contract.get(name, ()))} entries, expected {contract[size]}")
+
+
+def main() -> None:
+    policy = Policy(Path(__file__).parent)
+    for line in sys.stdin:
+        print(json.dumps(policy(json.loads(line)).tolist()), flush=True)
+
+
+if __name__ == "__main__":
+    main()
