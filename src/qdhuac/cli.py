@@ -44,12 +44,15 @@ def main(argv: Sequence[str] | None = None) -> int:
 def train(arguments: argparse.Namespace) -> int:
     """A new run."""
     settings = _configuration(arguments)
+    from qdhuac.running import loggers
     from qdhuac.running.rundir import RunDir
+
+    loggers.check(arguments.log)
 
     path = Path(arguments.run_dir) if arguments.run_dir is not None else _default_folder(settings)
     with RunDir.create(path, settings) as folder:
         try:
-            return _run(settings, folder, new=True)
+            return _run(settings, folder, new=True, log=arguments.log)
         except UserError:  # what could not be seen in the configuration; nothing has been simulated yet
             folder.remove()
             raise
@@ -57,9 +60,10 @@ def train(arguments: argparse.Namespace) -> int:
 
 def resume(arguments: argparse.Namespace) -> int:
     """Go on with a run."""
-    from qdhuac.running import checkpoint
+    from qdhuac.running import checkpoint, loggers
     from qdhuac.running.rundir import RunDir
 
+    loggers.check(arguments.log)
     changes = _goal(arguments) | config.parse_assignments(arguments.set)
     known = config.keys()
     for name in changes:
@@ -69,7 +73,7 @@ def resume(arguments: argparse.Namespace) -> int:
         folder.lock()
         settings = config.validate(config.replace(folder.read_config(), changes))
         _check_goal(settings, checkpoint.newest(folder.checkpoints).record)
-        return _run(settings, folder, new=False)
+        return _run(settings, folder, new=False, log=arguments.log)
 
 
 def evaluate(arguments: argparse.Namespace) -> int:
@@ -178,10 +182,10 @@ def doctor(arguments: argparse.Namespace) -> int:
     return examine()
 
 
-def _run(settings: Config, folder: Any, new: bool) -> int:
+def _run(settings: Config, folder: Any, new: bool, log: str | None = None) -> int:
     """The part of `train` and `resume` that needs JAX."""
     print(f"run folder: {folder.path}", flush=True)
-    from qdhuac.running import progress
+    from qdhuac.running import loggers, progress
     from qdhuac.running.stopping import Stop
 
     display: progress.Progress = progress.Silent()
@@ -203,10 +207,13 @@ def _run(settings: Config, folder: Any, new: bool) -> int:
             else:
                 runner.restore()
             folder.write_config(settings)
+            runner.log = loggers.make(log, folder.path, settings)
             try:
                 finished = runner.run()
             finally:
                 ended = runner.warnings
+                if runner.log:
+                    runner.log.close()
         except Exception as error:
             if isinstance(error, MemoryError) or "RESOURCE_EXHAUSTED" in str(error):
                 raise RunFailed(f"{folder.path}: out of memory; lower replay.capacity or emitter.batch_size") from None
@@ -310,6 +317,7 @@ def _parser() -> Parser:
     def goal(sub: argparse.ArgumentParser) -> None:
         sub.add_argument("--generations", metavar="N", help="stop after N generations")
         sub.add_argument("--env-steps", metavar="N", help="stop after N environment steps")
+        sub.add_argument("--log", metavar="NAME", help="metrics also to tensorboard or wandb (extras of that name)")
 
     settings = "KEY=VALUE"
     sub = command("train", train, "start a new run")

@@ -29,10 +29,7 @@ FLAX = "params"
 
 def read(path: Path) -> Individuals:
     """The individuals of a run's `repertoire.safetensors`."""
-    arrays, _ = files.read(path)
-    provenance = Provenance(*(jnp.asarray(arrays[f"provenance/{name}"]) for name in Provenance._fields))
-    genotypes = jax.tree.map(jnp.asarray, files.genotypes(arrays))
-    return Individuals(genotypes, jnp.asarray(arrays["fitness"]), jnp.asarray(arrays["descriptor"]), provenance)
+    return files.individuals(files.read(path)[0])
 
 
 def to_qdax(archive: Individuals, centroids: Array | np.ndarray) -> MapElitesRepertoire:

@@ -7,7 +7,7 @@ import itertools
 import os
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -17,6 +17,9 @@ from qdhuac.export import run_policy
 from qdhuac.extras import require
 from qdhuac.running import repertoire
 from qdhuac.running.rundir import RunDir
+
+if TYPE_CHECKING:
+    from qdhuac.types import Individuals
 
 
 @dataclasses.dataclass(frozen=True)
@@ -66,6 +69,11 @@ class Run:
     def policies(self) -> list[Policy]:
         """All of them, in the order of the archive."""
         return [self.policy(i) for i in range(len(self))]
+
+    @property
+    def individuals(self) -> Individuals:
+        """The archive as `qdhuac.frames` and `qdhuac.qdax` take it."""
+        return repertoire.individuals(self.archive)
 
     @property
     def metrics(self) -> Any:

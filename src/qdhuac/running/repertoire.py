@@ -20,6 +20,8 @@ from qdhuac.running.rundir import REPERTOIRE, RunDir
 if TYPE_CHECKING:
     import numpy as np
 
+    from qdhuac.types import Individuals
+
 _ARCHIVE = "algorithm/archive/"  # where a checkpoint has the same arrays, empty slots included
 Repertoire = tuple[dict[str, "np.ndarray"], dict[str, Any]]  # arrays by name, metadata
 
@@ -82,6 +84,18 @@ def genotypes(arrays: Mapping[str, np.ndarray]) -> Any:
             node = node.setdefault(step, {})
         node[path[-1]] = array
     return tree
+
+
+def individuals(arrays: Mapping[str, np.ndarray]) -> Individuals:
+    """The individuals as the archives of this package have them, in JAX."""
+    import jax
+    import jax.numpy as jnp
+
+    from qdhuac.types import Individuals, Provenance
+
+    provenance = Provenance(*(jnp.asarray(arrays[f"provenance/{name}"]) for name in Provenance._fields))
+    tree = jax.tree.map(jnp.asarray, genotypes(arrays))
+    return Individuals(tree, jnp.asarray(arrays["fitness"]), jnp.asarray(arrays["descriptor"]), provenance)
 
 
 def _occupied(state: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:

@@ -23,6 +23,7 @@ from qdhuac.config import LEARNING_ALGORITHMS, Config
 from qdhuac.errors import RunFailed, UserError
 from qdhuac.running import checkpoint, health, repertoire
 from qdhuac.running.arrays import flatten, unflatten
+from qdhuac.running.loggers import Logger
 from qdhuac.running.progress import Progress, Silent
 from qdhuac.running.rundir import METRICS, REPERTOIRE, RunDir
 from qdhuac.running.stopping import Stop
@@ -78,6 +79,7 @@ class Runner:
         self.config, self.task, self.algorithm, self.folder = config, task, algorithm, folder
         self.progress = progress or Silent()
         self.stop = stop if stop is not None else Stop()
+        self.log: Logger | None = None
         self.counters = Counters()
         self.pending: Pending | None = None
         self.utd = config.learner.utd if config.algorithm in LEARNING_ALGORITHMS else 0.0
@@ -246,6 +248,8 @@ class Runner:
             raise RunFailed(
                 f"{self.folder.path}: cannot write metrics ({error.strerror or error}); the last checkpoint is intact"
             ) from None
+        if self.log:
+            self.log.generation(line)
         self.progress.generation(line)
 
     # What is compiled

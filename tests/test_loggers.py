@@ -1,0 +1,72 @@
+"""Metrics for other tools: they get what metrics.jsonl gets; a package that is missing is one line."""
+
+import sys
+import types
+
+import pytest
+from tensorboardX.proto import event_pb2
+from tensorboardX.record_writer import masked_crc32c
+
+import qdhuac
+from qdhuac import cli
+
+TRAIN = ["train", "--algorithm", "dns", "--preset", "smoke", "--generations", "3", "--run-dir"]
+
+
+def events(folder):
+    """The scalars in an event file: records of a length, its checksum, an event, its checksum."""
+    (path,) = (folder / "tensorboard").iterdir()
+    data, found = path.read_bytes(), {}
+    while data:
+        size = int.from_bytes(data[:8], "little")
+        assert masked_crc32c(data[12 : 12 + size]) == int.from_bytes(data[12 + size : 16 + size], "little")
+        event = event_pb2.Event.FromString(data[12 : 12 + size])
+        for value in event.summary.value:
+            found[value.tag, event.step] = value.simple_value
+        data = data[16 + size :]
+    return found
+
+
+def test_tensorboard_has_the_metrics_of_every_generation(toys, tmp_path):
+    assert cli.main([*TRAIN, str(tmp_path / "run"), "--log", "tensorboard"]) == 0
+    found = events(tmp_path / "run")
+    rows = qdhuac.load(tmp_path / "run").folder.read_metrics()
+    assert len(rows) == 3
+    for row in rows:
+        for name in ("qd_score", "max_fitness", "generation"):
+            assert found[name, row["env_steps"]] == pytest.approx(row[name])
+
+
+def test_weights_and_biases_is_told_every_generation(toys, tmp_path, monkeypatch):
+    logged = []
+
+    class Run:
+        def log(self, values, step):
+            logged.append((step, values))
+
+        def finish(self):
+            logged.append("finished")
+
+    def init(**options):
+        logged.append(options)
+        return Run()
+
+    monkeypatch.setitem(sys.modules, "wandb", types.SimpleNamespace(init=init))
+    assert cli.main([*TRAIN, str(tmp_path / "run"), "--log", "wandb"]) == 0
+    options, *lines, end = logged
+    assert (options["dir"], options["config"]["algorithm"], end) == (str(tmp_path / "run"), "dns", "finished")
+    rows = qdhuac.load(tmp_path / "run").folder.read_metrics()
+    assert lines == [(row["generation"], {k: v for k, v in row.items() if v is not None}) for row in rows]
+
+
+@pytest.mark.parametrize(
+    ("name", "words"),
+    [("wandb", ["wandb", "pip install 'qdhuac[wandb]'"]), ("excel", ["--log", "tensorboard", "wandb"])],
+)
+def test_a_logger_that_is_not_there_is_refused_before_anything_is_made(tmp_path, monkeypatch, capsys, name, words):
+    monkeypatch.setitem(sys.modules, "wandb", None)
+    assert cli.main([*TRAIN, str(tmp_path / "run"), "--log", name]) == 2
+    message = capsys.readouterr().err
+    assert message.count("\n") == 1
+    assert all(word in message for word in words), message
+    assert not list(tmp_path.iterdir())
