@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     import os
 
     from qdhuac.results import Run
+    from qdhuac.types import Task
 
 __version__ = "0.1.0"
 
@@ -17,3 +18,17 @@ def load(run_dir: str | os.PathLike[str]) -> Run:
     from qdhuac.results import load_run  # NumPy is only imported by those who ask for it
 
     return load_run(run_dir)
+
+
+def train(task: Task, run_dir: str | os.PathLike[str], **options: Any) -> Run:
+    """A new run on a task of your own; options: `algorithm`, `preset`, and `settings` with configuration keys."""
+    from qdhuac.running import own
+
+    return own.train(task, run_dir, **options)
+
+
+def resume(task: Task, run_dir: str | os.PathLike[str], **options: Any) -> Run:
+    """Go on with a run on a task of your own; `settings` may change its goal."""
+    from qdhuac.running import own
+
+    return own.resume(task, run_dir, **options)

@@ -52,7 +52,7 @@ def train(arguments: argparse.Namespace) -> int:
     path = Path(arguments.run_dir) if arguments.run_dir is not None else _default_folder(settings)
     with RunDir.create(path, settings) as folder:
         try:
-            return _run(settings, folder, new=True, log=arguments.log)
+            return run(settings, folder, new=True, log=arguments.log)
         except UserError:  # what could not be seen in the configuration; nothing has been simulated yet
             folder.remove()
             raise
@@ -60,20 +60,16 @@ def train(arguments: argparse.Namespace) -> int:
 
 def resume(arguments: argparse.Namespace) -> int:
     """Go on with a run."""
-    from qdhuac.running import checkpoint, loggers
+    from qdhuac.running import loggers
     from qdhuac.running.rundir import RunDir
 
     loggers.check(arguments.log)
     changes = _goal(arguments) | config.parse_assignments(arguments.set)
-    known = config.keys()
-    for name in changes:
-        if name == "run.seed" or (name in known and not name.startswith("run.")):
-            raise UserError(f"--set {name}: a resumed run can only change keys of section run other than run.seed")
+    _check_changes(changes)
     with RunDir.open(Path(arguments.run_dir)) as folder:
         folder.lock()
-        settings = config.validate(config.replace(folder.read_config(), changes))
-        _check_goal(settings, checkpoint.newest(folder.checkpoints).record)
-        return _run(settings, folder, new=False, log=arguments.log)
+        settings = with_changes(folder, changes)
+        return run(settings, folder, new=False, log=arguments.log)
 
 
 def evaluate(arguments: argparse.Namespace) -> int:
@@ -139,11 +135,11 @@ def export(arguments: argparse.Namespace) -> int:
 
     output = Path(arguments.output)
     write.check_output(output)
-    run = qdhuac.load(arguments.run_dir)
-    policies = write.choose(run, arguments.policy)
-    notes = write.export(run, policies, output, each=arguments.policy == "all")
-    print(f"exported {len(policies)} of {len(run)} policies to {output}")
-    _warn([*run.folder.notes, *notes])
+    found = qdhuac.load(arguments.run_dir)
+    policies = write.choose(found, arguments.policy)
+    notes = write.export(found, policies, output, each=arguments.policy == "all")
+    print(f"exported {len(policies)} of {len(found)} policies to {output}")
+    _warn([*found.folder.notes, *notes])
     return 0
 
 
@@ -182,8 +178,25 @@ def doctor(arguments: argparse.Namespace) -> int:
     return examine()
 
 
-def _run(settings: Config, folder: Any, new: bool, log: str | None = None) -> int:
-    """The part of `train` and `resume` that needs JAX."""
+def with_changes(folder: Any, changes: dict[str, Any]) -> Config:
+    """The configuration that a run goes on with; refused if that leaves nothing to do."""
+    from qdhuac.running import checkpoint
+
+    _check_changes(changes)
+    settings = config.validate(config.replace(folder.read_config(), changes))
+    _check_goal(settings, checkpoint.newest(folder.checkpoints).record)
+    return settings
+
+
+def _check_changes(changes: dict[str, Any]) -> None:
+    known = config.keys()
+    for name in changes:
+        if name == "run.seed" or (name in known and not name.startswith("run.")):
+            raise UserError(f"--set {name}: a resumed run can only change keys of section run other than run.seed")
+
+
+def run(settings: Config, folder: Any, new: bool, log: str | None = None, task: Any = None) -> int:
+    """The part of `train` and `resume` that needs JAX; `task` is one of the user's own."""
     print(f"run folder: {folder.path}", flush=True)
     from qdhuac.running import loggers, progress
     from qdhuac.running.stopping import Stop
@@ -200,7 +213,7 @@ def _run(settings: Config, folder: Any, new: bool, log: str | None = None) -> in
         settings = choose_backend(settings)  # recorded, so that a run goes on with the physics it began with
         display = progress.make(settings)
         try:
-            task, algorithm = build(settings)
+            task, algorithm = build(settings, task)
             runner = Runner(settings, task, algorithm, folder, display, stop)
             if new:
                 runner.start()

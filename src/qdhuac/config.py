@@ -18,6 +18,7 @@ import tomli_w
 from qdhuac.errors import UserError
 
 TASKS = ("hopper", "walker2d", "halfcheetah", "ant", "humanoid", "ant_omni", "humanoid_omni")
+OWN = "own"  # a task of the user's, given from Python
 BACKENDS = ("auto", "native", "mjx", "spring", "positional", "generalized")
 BASELINES = ("pga_me", "qd_pg", "dcrl_me")  # those with a TD3 learner
 LEARNING_ALGORITHMS = ("qdhuac", *BASELINES)
@@ -41,7 +42,7 @@ def key(
 
 @dataclasses.dataclass(frozen=True)
 class TaskConfig:
-    name: str = key("halfcheetah", "the robot and what it is asked to do", choices=TASKS)
+    name: str = key("halfcheetah", "the robot and what it is asked to do", choices=(*TASKS, OWN))
     backend: str = key("auto", "the physics engine; 'auto': native on a CPU, mjx on an accelerator", choices=BACKENDS)
     episode_length: int = key(1000, "steps of an episode", ge=1, le=100_000)
     after_termination: str = key(

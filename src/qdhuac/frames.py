@@ -7,6 +7,7 @@ columns of our own, which pyribs passes over.
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import jax
@@ -81,7 +82,8 @@ def _rows(individuals: Individuals) -> tuple[np.ndarray, ...]:
     """Solutions, objectives, measures and provenance of the occupied slots."""
     fitness = np.asarray(individuals.fitness)
     kept = np.isfinite(fitness)
-    leaves = [np.asarray(leaf)[kept].reshape(kept.sum(), -1) for leaf in jax.tree.leaves(individuals.genotypes)]
+    genotypes = [np.asarray(leaf)[kept] for leaf in jax.tree.leaves(individuals.genotypes)]
+    leaves = [leaf.reshape(len(leaf), math.prod(leaf.shape[1:])) for leaf in genotypes]
     p = individuals.provenance
     provenance = np.column_stack([np.asarray(x)[kept] for x in (p.id, p.parents, p.operator, p.generation)])
     return np.concatenate(leaves, axis=1), fitness[kept], np.asarray(individuals.descriptor)[kept], provenance

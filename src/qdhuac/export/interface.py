@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import jax
@@ -32,7 +33,7 @@ def interface(task: str, backend: str) -> dict[str, Any]:
         # Brax's own engines observe the same but for Humanoid, of which they know less.
         size = int(jax.eval_shape(env.reset, jax.random.key(0)).obs.shape[-1])
         if size != len(observations):
-            observations = [_range(f"obs_{i}", -np.inf, np.inf) for i in range(size)]
+            observations = unnamed(size, 0)["observations"]
     stretched = robot == "humanoid"  # its actions are stretched to the range of the actuators
     actions = []
     for i in range(model.nu):
@@ -40,6 +41,13 @@ def interface(task: str, backend: str) -> dict[str, Any]:
         name = model.actuator(i).name or _joint(model, model.actuator_trnid[i, 0])
         actions.append(_range(name, -1.0, 1.0) | {"control_low": float(low), "control_high": float(high)})
     return {"control_rate_hz": round(1.0 / float(env.dt), 3), "observations": observations, "actions": actions}
+
+
+def unnamed(obs_size: int, action_size: int) -> dict[str, Any]:
+    """The same for a task of the user's own, of which the run folder knows no more than the sizes."""
+    observations = [_range(f"obs_{i}", -math.inf, math.inf) for i in range(obs_size)]
+    actions = [_range(f"action_{i}", -1.0, 1.0) for i in range(action_size)]
+    return {"control_rate_hz": None, "observations": observations, "actions": actions}
 
 
 def _range(name: str, low: float, high: float) -> dict[str, Any]:

@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 
 import qdhuac
+from qdhuac.config import OWN
 from qdhuac.errors import UserError
 from qdhuac.export import run_policy
 from qdhuac.extras import require
@@ -73,7 +74,7 @@ def export(run: Run, policies: Sequence[Policy], output: Path, *, each: bool) ->
 
 def make_contract(run: Run) -> dict[str, Any]:
     """What is common to the policies of a run; refused if the robot is no longer the one they were trained on."""
-    from qdhuac.export.interface import interface
+    from qdhuac.export.interface import interface, unnamed
 
     try:
         task, sizes = run.metadata["task"], run.metadata["policy"]
@@ -81,7 +82,7 @@ def make_contract(run: Run) -> dict[str, Any]:
         trained = {"observations": sizes["obs_size"], "actions": sizes["action_size"]}
     except (KeyError, TypeError):
         raise UserError(f"{run.folder.path}: its repertoire does not say which task it is for") from None
-    described = interface(name, backend)
+    described = unnamed(*trained.values()) if name == OWN else interface(name, backend)
     for kind, size in trained.items():
         if len(described[kind]) != size:
             raise UserError(

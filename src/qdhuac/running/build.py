@@ -11,7 +11,8 @@ from qdhuac.algorithms import dcrl_me, pga_me, qd_pg, qdhuac
 from qdhuac.algorithms.evolution import Evolution
 from qdhuac.archives.dns import DominatedNoveltyArchive
 from qdhuac.archives.grid import GridArchive
-from qdhuac.config import ArchiveConfig, Config, replace
+from qdhuac.config import OWN, ArchiveConfig, Config, replace
+from qdhuac.errors import UserError
 from qdhuac.tasks.locomotion import Locomotion
 from qdhuac.tasks.native import NativeLocomotion
 from qdhuac.types import Algorithm, Archive, Task
@@ -24,15 +25,15 @@ LEARNERS: dict[str, Callable[[Config, Any, Archive], Algorithm]] = {
 }
 
 
-def build(config: Config) -> tuple[Any, Algorithm]:
-    """The task and the algorithm of a run."""
-    task = build_task(config)
+def build(config: Config, task: Any = None) -> tuple[Any, Algorithm]:
+    """The task and the algorithm of a run; the task is given if it is the user's own."""
+    task = build_task(config) if task is None else task
     return task, build_algorithm(config, task)
 
 
 def choose_backend(config: Config) -> Config:
     """The configuration with `task.backend = "auto"` decided: MuJoCo in C on a CPU, MJX on an accelerator."""
-    if config.task.backend != "auto":
+    if config.task.backend != "auto" or config.task.name == OWN:
         return config
     return replace(config, {"task.backend": "native" if jax.default_backend() == "cpu" else "mjx"})
 
@@ -40,6 +41,8 @@ def choose_backend(config: Config) -> Config:
 def build_task(config: Config) -> Any:
     """The simulated robot."""
     t = choose_backend(config).task
+    if t.name == OWN:
+        raise UserError("task 'own': is not part of qdhuac; give it from Python, to qdhuac.train or qdhuac.resume")
     common: dict[str, Any] = {
         "episode_length": t.episode_length,
         "after_termination": t.after_termination,

@@ -1,0 +1,151 @@
+"""Any Gymnasium environment with continuous actions as a task, simulated in processes of its own.
+
+Every policy runs from its first step to its last in one process, so that nothing waits for the slowest environment of
+a batch. The result does not depend on the number of processes.
+"""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+from collections.abc import Callable, Sequence
+from concurrent.futures import ProcessPoolExecutor
+from concurrent.futures.process import BrokenProcessPool
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from qdhuac.config import check_choice
+from qdhuac.errors import RunFailed, UserError
+from qdhuac.learning.policy import Policy
+from qdhuac.tasks import gym_worker
+from qdhuac.tasks.gym_worker import Features, Make, Rows, Simulator
+from qdhuac.tasks.rollout import AFTER_TERMINATION
+from qdhuac.types import Array, Evaluation, Exploration, Genotype, Transition
+
+Describe = Callable[[np.ndarray], Sequence[float]]
+
+
+def mean_of_steps(features: np.ndarray) -> np.ndarray:
+    """Descriptor: the mean of each feature over the first episode. [T, F] -> [F]"""
+    return features.mean(0)
+
+
+class GymnasiumTask:
+    """A `Task`. `make` is the name of an environment or a function that makes one.
+
+    `features(env)` is called after each step with the unwrapped environment and gives a list of numbers;
+    `describe(features)` makes the descriptor from those of the first episode [T, F]. Both, and `make`, must be
+    functions of a module, as other processes call them.
+    """
+
+    def __init__(
+        self,
+        make: Make,
+        features: Features | None = None,
+        *,
+        descriptor_bounds: tuple[Sequence[float], Sequence[float]],
+        support: tuple[float, float],
+        describe: Describe = mean_of_steps,
+        episode_length: int = 1000,
+        after_termination: str = "reset",
+        reward_offset: float = 0.0,
+        hidden: tuple[int, ...] = (256, 256),
+        store_contacts: bool = False,
+        workers: int | None = None,
+    ) -> None:
+        check_choice("after_termination", after_termination, AFTER_TERMINATION)
+        if not callable(features) or not callable(describe):
+            raise UserError("features: missing; give a function from the environment to what the descriptor is made of")
+        low, high = (tuple(float(x) for x in bound) for bound in descriptor_bounds)
+        if not low or len(low) != len(high) or not all(a < b for a, b in zip(low, high, strict=True)):
+            raise UserError(f"descriptor_bounds={descriptor_bounds}: expected a low below a high for each dimension")
+        if episode_length < 1:
+            raise UserError(f"episode_length={episode_length!r}: must be at least 1")
+        self.descriptor_bounds, self.support, self.reward_offset = (low, high), support, reward_offset
+        self.episode_length, self.after_termination = episode_length, after_termination
+        self.describe, self.store_contacts = describe, store_contacts
+        self._make, self._features = make, features
+        self._workers = workers if workers is not None else len(os.sched_getaffinity(0))
+        self._pool: ProcessPoolExecutor | None = None
+        for name, function in (("make", make), ("features", features)):
+            if self._workers > 1 and "<" in getattr(function, "__qualname__", ""):
+                raise UserError(f"{name}: other processes cannot call a lambda or a local function; or set workers=1")
+        # What is wrong is told here and now, by an environment in this process.
+        self._local = Simulator(make, features)
+        self._local.reset(0)
+        seen = self._local.look()
+        self._descriptor(seen[None], "after a reset", inside=False)
+        if store_contacts and len(seen) != len(low):
+            raise UserError(
+                f"store_contacts: expected one feature for each of {len(low)} dimensions, got {len(seen)} features"
+            )
+        self.obs_size, self.action_size = self._local.obs_size, self._local.action_size
+        self.policy = Policy(self.obs_size, self.action_size, tuple(hidden))
+
+    def evaluate(self, genotypes: Genotype, key: Array, exploration: Exploration | None = None) -> Evaluation:
+        """One evaluation of each genotype."""
+        genotypes, exploration = jax.tree.map(np.asarray, (genotypes, exploration))
+        layers = [genotypes[f"Dense_{n}"] for n in range(len(self.policy.hidden) + 1)]
+        batch = len(layers[0]["bias"])
+        seeds = np.asarray(jax.random.randint(key, (batch,), 0, 2**31 - 1))
+        jobs = []
+        for i in range(batch):
+            head = None
+            if exploration is not None and exploration.active[i]:
+                head = exploration.head["kernel"][i], exploration.head["bias"][i]
+            network = [(layer["kernel"][i], layer["bias"][i]) for layer in layers]
+            jobs.append((network, head, int(seeds[i]), self.episode_length, self.after_termination == "stop"))
+        found = self._simulate(jobs)
+        rows = Rows(*(np.stack(column) for column in zip(*found, strict=True)))
+        descriptor = [self._descriptor(r.features[r.living], f"of individual {i}") for i, r in enumerate(found)]
+        contacts = jnp.asarray(rows.features) if self.store_contacts else None
+        columns = (rows.obs, rows.action, rows.reward, rows.terminal, rows.next_obs)
+        return Evaluation(
+            fitness=jnp.asarray(np.where(rows.living, rows.reward, 0.0).sum(1, dtype=np.float32)),
+            descriptor=jnp.asarray(np.stack(descriptor)),
+            steps=jnp.asarray(rows.valid.sum(1), jnp.int32),
+            transitions=Transition(*map(jnp.asarray, columns), contacts),
+            valid=jnp.asarray(rows.valid),
+        )
+
+    def close(self) -> None:
+        """End the processes."""
+        if self._pool is not None:
+            self._pool.shutdown(cancel_futures=True)
+            self._pool = None
+
+    def _simulate(self, jobs: list[Any]) -> list[Rows]:
+        if self._workers < 2:
+            return [gym_worker.episode(self._local, *job) for job in jobs]
+        if self._pool is None:
+            # Not forked: a copy of a process in which JAX has threads may hang.
+            self._pool = ProcessPoolExecutor(
+                self._workers,
+                multiprocessing.get_context("spawn"),
+                initializer=gym_worker.start,
+                initargs=(self._make, self._features),
+            )
+        try:
+            return list(self._pool.map(gym_worker.work, *zip(*jobs, strict=True)))
+        except BrokenProcessPool:
+            self._pool = None
+            raise RunFailed(
+                "a process that simulates has died; the environment crashed, or `make` or `features` is not a "
+                "function of a module, or the script lacks: if __name__ == '__main__'"
+            ) from None
+
+    def _descriptor(self, features: np.ndarray, whose: str, inside: bool = True) -> np.ndarray:
+        """What `describe` makes of the features; refused if it is not a descriptor."""
+        found, (low, high) = np.asarray(self.describe(features), np.float32), self.descriptor_bounds
+        if found.shape != (len(low),):
+            raise UserError(
+                f"descriptor {whose}: expected {len(low)} numbers, as descriptor_bounds has, got shape {found.shape}"
+            )
+        # One that is not finite is a failed evaluation, which is rejected and counted, not a mistake in the bounds.
+        slack = 1e-5 * (np.array(high) - np.array(low))
+        if inside and np.isfinite(found).all() and not np.all((low - slack <= found) & (found <= high + slack)):
+            raise UserError(f"descriptor {whose}: {found.tolist()} is outside of its bounds {low} to {high}")
+        return found

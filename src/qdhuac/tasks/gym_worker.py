@@ -1,0 +1,134 @@
+"""One process that simulates Gymnasium episodes. Imports no JAX, so that it starts quickly."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from qdhuac.errors import UserError
+from qdhuac.export.run_policy import Layers
+from qdhuac.extras import require
+
+LOG_STD_RANGE = (-5.0, 2.0)  # as in learning/policy.py, which would import JAX
+Features = Callable[[Any], Sequence[float]]
+Make = str | Callable[[], Any]
+
+
+class Rows(NamedTuple):
+    """What an episode leaves behind; rows that were never simulated stay zero. [T, ...]"""
+
+    obs: np.ndarray
+    action: np.ndarray
+    reward: np.ndarray
+    terminal: np.ndarray
+    next_obs: np.ndarray
+    features: np.ndarray
+    living: np.ndarray  # the step belongs to the first episode
+    valid: np.ndarray  # the step was simulated
+
+
+class Simulator:
+    """An environment, the user's features of it, and its spaces, which are checked."""
+
+    def __init__(self, make: Make, features: Features) -> None:
+        self.env = require("gymnasium", "gymnasium").make(make) if isinstance(make, str) else make()
+        self.features = features
+        observed, acted = self.env.observation_space, self.env.action_space
+        if getattr(observed, "shape", None) is None or len(observed.shape) != 1 or not hasattr(observed, "low"):
+            raise UserError(
+                f"observation_space: expected a Box of one dimension, got {observed}; "
+                "gymnasium.wrappers.FlattenObservation makes one"
+            )
+        if not hasattr(acted, "low") or len(acted.shape) != 1:
+            raise UserError(f"action_space: expected a Box of one dimension, got {acted}")
+        if not (np.isfinite(acted.low).all() and np.isfinite(acted.high).all()):
+            raise UserError(
+                f"action_space: is unbounded, {acted}; gymnasium.wrappers.RescaleAction or ClipAction bounds it"
+            )
+        self.obs_size, self.action_size = int(observed.shape[0]), int(acted.shape[0])
+
+    def reset(self, seed: int) -> np.ndarray:
+        """The first observation of an episode."""
+        return self._observation(self.env.reset(seed=seed)[0])
+
+    def step(self, action: np.ndarray) -> tuple[np.ndarray, float, bool, bool]:
+        """Observation, reward, terminated and truncated after an action between -1 and 1."""
+        space = self.env.action_space
+        scaled = space.low + 0.5 * (action + 1.0) * (space.high - space.low)
+        obs, reward, terminated, truncated, _ = self.env.step(scaled.astype(space.dtype))
+        return self._observation(obs), float(reward), bool(terminated), bool(truncated)
+
+    def look(self) -> np.ndarray:
+        """The features of the present state [F]."""
+        found = np.asarray(self.features(self.env.unwrapped), np.float32)
+        if found.ndim != 1:
+            raise UserError(f"features: expected a list of numbers, got an array of shape {found.shape}")
+        return found
+
+    def _observation(self, obs: Any) -> np.ndarray:
+        found = np.asarray(obs, np.float32)
+        if found.shape != (self.obs_size,):
+            raise UserError(
+                f"observation: expected shape ({self.obs_size},), as observation_space says, got {found.shape}"
+            )
+        return found
+
+
+def episode(
+    simulator: Simulator, layers: Layers, head: tuple[np.ndarray, np.ndarray] | None, seed: int, length: int, stop: bool
+) -> Rows:
+    """`length` steps of one policy; it explores if it has a head. After an end it starts again, or it stops."""
+    random = np.random.default_rng(seed)
+    obs = simulator.reset(int(random.integers(2**31)))
+    size = len(simulator.look())
+
+    def zeros(*shape: int, dtype: Any = np.float32) -> np.ndarray:
+        return np.zeros((length, *shape), dtype)
+
+    o, a = simulator.obs_size, simulator.action_size
+    flags = zeros(dtype=bool), zeros(dtype=bool)
+    rows = Rows(zeros(o), zeros(a), zeros(), zeros(), zeros(o), zeros(size), *flags)
+    living = True
+    for t in range(length):
+        action = _act(layers, head, obs, random)
+        after, reward, terminated, truncated = simulator.step(action)
+        row = (obs, action, reward, float(terminated), after, simulator.look(), living, True)
+        for column, value in zip(rows, row, strict=True):
+            column[t] = value
+        obs = after
+        if terminated or truncated:
+            living = False
+            if stop:
+                break
+            if t + 1 < length:
+                obs = simulator.reset(int(random.integers(2**31)))
+    return rows
+
+
+def _act(layers: Layers, head: tuple[np.ndarray, np.ndarray] | None, obs: np.ndarray, random: Any) -> np.ndarray:
+    x = obs
+    for kernel, bias in layers[:-1]:
+        x = np.maximum(x @ kernel + bias, 0.0)
+    mean = x @ layers[-1][0] + layers[-1][1]
+    if head is not None:
+        low, high = LOG_STD_RANGE
+        log_std = low + 0.5 * (high - low) * (np.tanh(x @ head[0] + head[1]) + 1.0)
+        mean = mean + np.exp(log_std) * random.standard_normal(mean.shape, np.float32)
+    return np.tanh(mean)
+
+
+_simulator: Simulator | None = None
+
+
+def start(make: Make, features: Features) -> None:
+    """Called once in each process."""
+    global _simulator
+    _simulator = Simulator(make, features)
+
+
+def work(*arguments: Any) -> Rows:
+    """An episode in this process's own environment."""
+    assert _simulator is not None
+    return episode(_simulator, *arguments)

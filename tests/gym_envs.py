@@ -1,0 +1,64 @@
+"""Gymnasium environments without physics, and one with a mistake of each kind. Imports no JAX: processes import it."""
+
+import gymnasium
+import numpy as np
+from gymnasium.spaces import Box, Discrete
+
+
+class Walk(gymnasium.Env):
+    """A point on a line; its action is a step between 0 and 4; beyond 10 it has fallen."""
+
+    observation_space = Box(-np.inf, np.inf, (2,), np.float32)
+    action_space = Box(0.0, 4.0, (1,), np.float32)
+
+    def reset(self, *, seed=None, options=None):
+        super().reset(seed=seed)
+        self.x, self.tag = 0.0, self.np_random.random()
+        return self._obs(), {}
+
+    def step(self, action):
+        assert self.action_space.contains(action), action
+        self.x += float(action[0])
+        return self._obs(), float(action[0]), self.x > 10.0, False, {}
+
+    def _obs(self):
+        return np.array([self.x, self.tag], np.float32)
+
+
+class Unbounded(Walk):
+    action_space = Box(-np.inf, np.inf, (1,), np.float32)
+
+
+class Buttons(Walk):
+    action_space = Discrete(3)
+
+
+class Image(Walk):
+    observation_space = Box(0, 1, (4, 4), np.float32)
+
+
+class Liar(Walk):
+    """Says that it observes three numbers, and gives two."""
+
+    observation_space = Box(-np.inf, np.inf, (3,), np.float32)
+
+
+def position(env):
+    """The feature: how far it is, in shares of its reach."""
+    return [min(env.x, 14.0) / 14.0]
+
+
+def two_numbers(env):
+    return [0.1, 0.2]
+
+
+def table(env):
+    return [[0.1]]
+
+
+def metres(env):
+    return [env.x]
+
+
+def nowhere(env):
+    return [np.nan]

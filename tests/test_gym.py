@@ -1,0 +1,168 @@
+"""Environments of Gymnasium as tasks: the same `Evaluation` as from our own robots, or an error that explains."""
+
+import functools
+import importlib.util
+from pathlib import Path
+
+import gym_envs
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import qdhuac
+from qdhuac import cli
+from qdhuac.errors import UserError
+from qdhuac.learning import policy
+from qdhuac.tasks import gym_worker
+from qdhuac.tasks.gym import GymnasiumTask
+from qdhuac.types import Exploration
+
+STEPS, KEY = 12, jax.random.key(1)
+walk = functools.partial(
+    GymnasiumTask,
+    gym_envs.Walk,
+    gym_envs.position,
+    descriptor_bounds=((0.0,), (1.0,)),
+    support=(0.0, 50.0),
+    episode_length=STEPS,
+    hidden=(8,),
+    workers=1,
+)
+
+
+def constant(task, *actions):
+    """Genotypes whose action is always the same."""
+    n = len(actions)
+    params = jax.tree.map(jnp.zeros_like, jax.vmap(task.policy.init)(jax.random.split(KEY, n)))
+    params["Dense_1"]["bias"] = jnp.arctanh(jnp.array(actions))[:, None]
+    return params
+
+
+def random(task, n):
+    return jax.vmap(task.policy.init)(jax.random.split(jax.random.key(3), n))
+
+
+def test_actions_are_stretched_to_the_bounds_of_the_space():
+    found = walk().evaluate(constant(walk(), -0.5, 0.0), KEY)  # steps of 1 and of 2
+    np.testing.assert_allclose(found.transitions.next_obs[0, :4, 0], [1, 2, 3, 4], rtol=1e-5)
+    np.testing.assert_allclose(found.transitions.next_obs[1, :4, 0], [2, 4, 6, 8], rtol=1e-5)
+
+
+def test_fitness_and_descriptor_are_of_the_first_episode_and_rows_go_on():
+    found = walk().evaluate(constant(walk(), 0.0), KEY)  # falls on its sixth step, at 12
+    rows = jax.tree.map(lambda x: np.asarray(x)[0], found.transitions)
+    assert found.fitness[0] == pytest.approx(12.0, rel=1e-5)
+    assert found.descriptor[0, 0] == pytest.approx(np.mean([2, 4, 6, 8, 10, 12]) / 14, rel=1e-5)
+    assert found.steps[0] == STEPS
+    assert np.flatnonzero(rows.terminal).tolist() == [5, 11]
+    assert rows.next_obs[5, 0] == pytest.approx(12.0)  # the true successor, not the next episode's start
+    assert rows.obs[6, 0] == 0.0
+    assert len(np.unique(rows.obs[:, 1])) == 2  # each episode has a start of its own
+
+
+def test_stop_ends_simulation_and_counting():
+    found = walk(after_termination="stop").evaluate(constant(walk(), 0.0), KEY)
+    assert found.steps[0] == 6
+    assert np.asarray(found.valid[0]).tolist() == [True] * 6 + [False] * 6
+    assert not np.asarray(found.transitions.obs[0, 6:]).any()
+
+
+def test_it_acts_as_the_policy_does_in_jax_and_explores_only_where_asked():
+    task = walk()
+    genotypes = random(task, 2)
+    head = jax.vmap(task.policy.init_head)(jax.random.split(KEY, 2))
+    found = task.evaluate(genotypes, KEY, Exploration(head, jnp.array([False, True])))
+    wanted = jax.vmap(task.policy.act)(genotypes, found.transitions.obs)
+    difference = np.abs(np.asarray(found.transitions.action - wanted)).max((1, 2))
+    assert difference[0] < 1e-5
+    assert difference[1] > 1e-3
+    assert gym_worker.LOG_STD_RANGE == policy.LOG_STD_RANGE
+
+
+def test_processes_do_not_change_the_result():
+    alone, together = walk(), walk(workers=2)
+    genotypes = random(alone, 3)
+    try:
+        one, other = alone.evaluate(genotypes, KEY), together.evaluate(genotypes, KEY)
+    finally:
+        together.close()
+    for a, b in zip(jax.tree.leaves(one), jax.tree.leaves(other), strict=True):
+        np.testing.assert_array_equal(a, b)
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"make": gym_envs.Unbounded}, ["action_space", "unbounded"]),
+        ({"make": gym_envs.Buttons}, ["action_space", "Box", "Discrete(3)"]),
+        ({"make": gym_envs.Image}, ["observation_space", "one dimension", "(4, 4)"]),
+        ({"make": gym_envs.Liar}, ["observation", "(3,)", "(2,)"]),
+        ({"features": None}, ["features", "missing"]),
+        ({"features": gym_envs.two_numbers}, ["descriptor", "1 number", "(2,)"]),
+        ({"features": gym_envs.table}, ["features", "(1, 1)"]),
+        ({"features": lambda env: [0.0], "workers": 2}, ["features", "workers=1"]),
+        ({"descriptor_bounds": ((1.0,), (0.0,))}, ["descriptor_bounds"]),
+        ({"after_termination": "cry"}, ["after_termination", "reset", "stop"]),
+    ],
+)
+def test_a_mistake_is_explained_at_once(changes, words):
+    make, features = (changes.pop("make", gym_envs.Walk), changes.pop("features", gym_envs.position))
+    options = {k: v for k, v in walk.keywords.items() if k not in changes} | changes
+    with pytest.raises(UserError) as error:
+        GymnasiumTask(make, features, **options)
+    assert all(word in str(error.value) for word in words), error.value
+
+
+def test_a_descriptor_outside_of_its_bounds_is_refused():
+    task = GymnasiumTask(gym_envs.Walk, gym_envs.metres, **walk.keywords)
+    with pytest.raises(UserError, match=r"descriptor of individual 1: \[.*\] is outside of its bounds \(0.0,\) to"):
+        task.evaluate(constant(task, -0.99, 0.9), KEY)
+
+
+def test_a_descriptor_that_is_not_a_number_is_a_failed_evaluation():
+    task = GymnasiumTask(gym_envs.Walk, gym_envs.nowhere, **walk.keywords)
+    assert np.isnan(task.evaluate(constant(task, 0.0), KEY).descriptor).all()
+
+
+@pytest.mark.parametrize("algorithm", ["qdhuac", "qd_pg"])
+def test_a_learner_learns_from_it_and_the_run_is_like_any_other(tmp_path, algorithm, capsys):
+    task, path = walk(store_contacts=algorithm == "qd_pg"), tmp_path / "run"
+    run = qdhuac.train(task, path, algorithm=algorithm, preset="smoke", settings={"run.generations": 2})
+    rows = run.folder.read_metrics()
+    assert [row["env_steps"] for row in rows] == [6 * STEPS, 12 * STEPS]
+    assert rows[-1]["gradient_updates"] > 0
+    assert run.best(np.zeros(2)).shape == (1,)
+    again = qdhuac.resume(task, path, settings={"run.generations": 3})
+    assert len(again.folder.read_metrics()) == 3
+    capsys.readouterr()
+    assert cli.main(["evaluate", str(path)]) == 2  # the command line does not have the task
+    assert "own" in capsys.readouterr().err
+    assert cli.main(["export", str(path), "--output", str(tmp_path / "out")]) == 0
+
+
+def example(name):
+    spec = importlib.util.spec_from_file_location(name, Path(__file__).parent.parent / "examples" / f"{name}.py")
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def test_the_example_of_a_robot_hands_its_transitions_to_the_learner(capsys):
+    robot = example("own_robot")
+    state = robot.main(["--generations", "2", "--updates", "3"])
+    assert np.isfinite(state.archive.fitness).sum() > 0
+    assert int(state.replay.size) == 2 * robot.BATCH * robot.STEPS
+    assert "critic loss nan" not in capsys.readouterr().out
+
+
+def test_half_cheetah_of_gymnasium():
+    task = example("gymnasium_halfcheetah").make_task(episode_length=30, workers=1)
+    found = task.evaluate(random(task, 2), KEY)
+    assert (task.obs_size, task.action_size) == (17, 6)
+    rows = jax.tree.map(np.asarray, found.transitions)
+    np.testing.assert_array_equal(rows.obs[:, 1:], rows.next_obs[:, :-1])
+    np.testing.assert_allclose(found.fitness, rows.reward.sum(1), rtol=1e-5)
+    assert not rows.terminal.any()
+    # It is dropped from a small height: some foot touches the ground within 30 steps, and not in all of them.
+    assert 0.0 < np.asarray(found.descriptor).mean() < 1.0
