@@ -37,6 +37,15 @@ class Image(Walk):
     observation_space = Box(0, 1, (4, 4), np.float32)
 
 
+class Wide(Walk):
+    """Observes one number more."""
+
+    observation_space = Box(-np.inf, np.inf, (3,), np.float32)
+
+    def _obs(self):
+        return np.array([self.x, self.tag, 0.0], np.float32)
+
+
 class Liar(Walk):
     """Says that it observes three numbers, and gives two."""
 

@@ -135,6 +135,9 @@ def test_a_learner_learns_from_it_and_the_run_is_like_any_other(tmp_path, algori
     assert run.best(np.zeros(2)).shape == (1,)
     again = qdhuac.resume(task, path, settings={"run.generations": 3})
     assert len(again.folder.read_metrics()) == 3
+    changed = GymnasiumTask(gym_envs.Wide, gym_envs.position, **walk.keywords)
+    with pytest.raises(UserError, match="obs_size: the run was trained with 2, but the task has 3"):
+        qdhuac.resume(changed, path, settings={"run.generations": 4})
     capsys.readouterr()
     assert cli.main(["evaluate", str(path)]) == 2  # the command line does not have the task
     assert "own" in capsys.readouterr().err

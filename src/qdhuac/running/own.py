@@ -10,6 +10,7 @@ from typing import Any
 from qdhuac import cli, config, presets
 from qdhuac.errors import UserError
 from qdhuac.results import Run, load_run
+from qdhuac.running import repertoire
 from qdhuac.running.rundir import RunDir
 from qdhuac.types import Task
 
@@ -45,5 +46,18 @@ def resume(task: Task, run_dir: str | os.PathLike[str], settings: Mapping[str, A
         if made.task.episode_length != task.episode_length:
             was, now = made.task.episode_length, task.episode_length
             raise UserError(f"task.episode_length: the run has {was}, the task has {now}")
+        _check_spaces(folder, task)
         cli.run(made, folder, new=False, task=task)
     return load_run(run_dir)
+
+
+def _check_spaces(folder: RunDir, task: Any) -> None:
+    """Refuse a task whose observations or actions are not those that the run began with."""
+    try:
+        trained = repertoire.find(folder)[1].get("policy") or {}
+    except UserError:  # nothing has been saved yet
+        return
+    for name in ("obs_size", "action_size"):
+        if name in trained and trained[name] != getattr(task.policy, name, None):
+            now = getattr(task.policy, name, None)
+            raise UserError(f"{name}: the run was trained with {trained[name]}, but the task has {now}")

@@ -25,7 +25,7 @@ from qdhuac.tasks.gym_worker import Features, Make, Rows, Simulator
 from qdhuac.tasks.rollout import AFTER_TERMINATION
 from qdhuac.types import Array, Evaluation, Exploration, Genotype, Transition
 
-Describe = Callable[[np.ndarray], Sequence[float]]
+Describe = Callable[[np.ndarray], Any]  # to D numbers
 
 
 def mean_of_steps(features: np.ndarray) -> np.ndarray:
@@ -107,7 +107,7 @@ class GymnasiumTask:
             fitness=jnp.asarray(np.where(rows.living, rows.reward, 0.0).sum(1, dtype=np.float32)),
             descriptor=jnp.asarray(np.stack(descriptor)),
             steps=jnp.asarray(rows.valid.sum(1), jnp.int32),
-            transitions=Transition(*map(jnp.asarray, columns), contacts),
+            transitions=Transition(*map(jnp.asarray, columns))._replace(contacts=contacts),
             valid=jnp.asarray(rows.valid),
         )
 
