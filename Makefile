@@ -27,11 +27,11 @@ setup: $(VENV)/.runtime
 
 $(VENV)/.runtime: pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)
-	PIP_CONSTRAINT=constraints.txt $(PIP) --editable .
+	PIP_CONSTRAINT=constraints.txt $(PIP) --editable ".[view]"
 	touch $@
 
 $(VENV)/.dev: $(VENV)/.runtime
-	PIP_CONSTRAINT=constraints.txt $(PIP) --editable ".[dev]"
+	PIP_CONSTRAINT=constraints.txt $(PIP) --editable ".[dev,view]"
 	touch $@
 
 $(QDAX)/.made: benchmarks/peers/qdax.txt

@@ -88,3 +88,11 @@ def test_figures_take_the_colour_of_the_page():
     text = figures.svg(figures.curve([0, 1], [1.0, 2.0], "<&> $x"))
     assert "currentColor" in text
     assert "&lt;&amp;&gt; $x" in text
+
+
+def test_the_best_individual_is_in_the_page_or_the_reason_why_not():
+    page = report.render("a run", toy_config(), [ROW], found(2), film=b"GIF89a")
+    assert 'src="data:image/gif;base64,R0lGODlh"' in page
+    page = report.render("a run", toy_config(), [ROW], found(2), film=f"not filmed: {HOSTILE}")
+    assert "not filmed: &lt;script&gt;" in page
+    assert "<img" not in page

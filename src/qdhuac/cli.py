@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
+import importlib.util
 import json
+import socket
 import sys
 import time
 from collections.abc import Sequence
@@ -140,6 +143,88 @@ def export(arguments: argparse.Namespace) -> int:
     notes = write.export(found, policies, output, each=arguments.policy == "all")
     print(f"exported {len(policies)} of {len(found)} policies to {output}")
     _warn([*found.folder.notes, *notes])
+    return 0
+
+
+def render(arguments: argparse.Namespace) -> int:
+    """A video of one individual."""
+    from qdhuac.running import repertoire
+    from qdhuac.running.rundir import REPERTOIRE, RunDir
+    from qdhuac.viewing import video
+
+    output = Path(arguments.output)
+    video.check_output(output)
+    best = arguments.policy == "best"
+    index = 0 if best else _whole_number("--policy", arguments.policy, 0, 2**31 - 1)
+    seed = _whole_number("--seed", arguments.seed, 0, 2**31 - 1)
+    seconds = _whole_number("--seconds", arguments.seconds, 1, 100_000)
+    folder = RunDir.open(Path(arguments.run_dir))
+    settings = folder.read_config()
+    arrays, _ = repertoire.find(folder)
+    _warn(folder.notes)
+    size = len(arrays["fitness"])
+    if not size:
+        raise UserError(f"{folder.path}: the archive is empty")
+    if index >= size:
+        raise UserError(f"--policy {index}: expected best or a number from 0 to {size - 1}")
+    video.choose_library()
+    if best:
+        index = int(arrays["fitness"].argmax())
+    from qdhuac.running.evaluation import check_genotypes
+    from qdhuac.running.jax_setup import prepare_jax
+
+    prepare_jax()
+    from qdhuac.viewing.trajectory import simulate, viewing_task
+
+    task, genotypes = viewing_task(settings), repertoire.genotypes(arrays)
+    check_genotypes(task, genotypes, str(folder.path / REPERTOIRE))
+    shown = simulate(task, genotypes, index, seed)
+    print(
+        f"individual {index} of {size}: stored fitness {arrays['fitness'][index]:.1f}, here {shown.reward.sum():.1f} "
+        f"in {len(shown.reward)} steps",
+        flush=True,
+    )
+    video.write(output, task.robot.model, shown.qpos[: round(seconds / shown.dt) + 1], shown.dt)
+    print(f"video: {output}")
+    return 0
+
+
+def view(arguments: argparse.Namespace) -> int:
+    """A page on this machine, until Ctrl-C."""
+    port = _whole_number("--port", arguments.port, 1, 65535)
+    from qdhuac.running import repertoire
+    from qdhuac.running.rundir import REPERTOIRE, RunDir
+
+    folder = RunDir.open(Path(arguments.run_dir))
+    settings = folder.read_config()
+    if not folder.read_metrics():
+        raise UserError(f"{folder.path}: no generation has ended yet, so there is nothing to see")
+    arrays, _ = repertoire.find(folder)
+    _warn(folder.notes)
+    if not len(arrays["fitness"]):
+        raise UserError(f"{folder.path}: the archive is empty")
+    if any(importlib.util.find_spec(name) is None for name in ("viser", "plotly")):
+        raise UserError("qdhuac view needs viser and plotly: install the extra, pip install 'qdhuac[view]'")
+    _require_port(port)
+    from qdhuac.running.jax_setup import prepare_jax
+
+    prepare_jax()
+    from qdhuac.running.evaluation import check_genotypes
+    from qdhuac.viewing import explorer
+    from qdhuac.viewing.scene import Scene
+    from qdhuac.viewing.trajectory import viewing_task
+
+    task = viewing_task(settings)
+    check_genotypes(task, repertoire.genotypes(arrays), str(folder.path / REPERTOIRE))
+    scene_port = explorer.free_port()
+    scene = Scene(task.robot.model, scene_port)
+    try:
+        with explorer.serve(explorer.Explorer(folder, task, scene), port, scene_port) as server:
+            print(f"open http://{explorer.HOST}:{port} in a browser; Ctrl-C ends", flush=True)
+            with contextlib.suppress(KeyboardInterrupt):
+                server.serve_forever()
+    finally:
+        scene.close()
     return 0
 
 
@@ -297,6 +382,14 @@ def _whole_number(flag: str, text: str, low: int, high: int) -> int:
     return value
 
 
+def _require_port(port: int) -> None:
+    """Refuse a port that is taken, before anything is loaded."""
+    try:
+        socket.create_server(("127.0.0.1", port)).close()
+    except OSError as error:
+        raise UserError(f"--port {port}: cannot be used ({error.strerror}); name another one") from None
+
+
 def _default_folder(settings: Config) -> Path:
     stamp = time.strftime("%Y%m%d-%H%M%S")
     return Path("runs") / f"{settings.algorithm}-{settings.task.name}-s{settings.run.seed}-{stamp}"
@@ -360,6 +453,15 @@ def _parser() -> Parser:
     sub.add_argument("--policy", default="best", help="best (default), all, nearest:0.3,0.7, or a row of the archive")
     sub.add_argument("--output", required=True, metavar="DIR", help="a folder that does not exist yet")
 
+    sub = command("render", render, "film an individual of a run's archive")
+    sub.add_argument("run_dir", metavar="RUN_DIR")
+    sub.add_argument("--policy", default="best", metavar="best|N", help="the fittest (default), or its number, from 0")
+    sub.add_argument("--output", required=True, metavar="FILE", help="a file that ends in .mp4 or .gif")
+    sub.add_argument("--seed", default="0", metavar="N", help="seed of the start, default 0")
+    sub.add_argument("--seconds", default="100000", metavar="N", help="simulated time; default the whole episode")
+    sub = command("view", view, "look at a run in the browser: its archive through the generations, robots that walk")
+    sub.add_argument("run_dir", metavar="RUN_DIR")
+    sub.add_argument("--port", default="8080", metavar="N", help="port on this machine, default 8080")
     sub = command("study", study, "all runs of one of the paper's figures; goes on where it was stopped")
     sub.add_argument("name", metavar="NAME", help=f"one of: {', '.join(STUDIES)}")
     sub.add_argument("--scale", default="laptop", help="smoke (minutes), laptop (hours, default) or paper")

@@ -18,7 +18,7 @@ import numpy as np
 from qdhuac import presets
 from qdhuac.errors import UserError
 from qdhuac.running import checkpoint, repertoire
-from qdhuac.running.rundir import METRICS, REPERTOIRE, RunDir
+from qdhuac.running.rundir import HISTORY, METRICS, REPERTOIRE, RunDir
 
 METADATA = {"descriptor_bounds": [[0.0, 0.0], [1.0, 1.0]], "algorithm": "dns"}
 # Small, so that the buffer is saved in pieces here too.
@@ -49,6 +49,13 @@ def make_run(path: Path, generations: int = 6) -> None:
             folder.append_metrics(
                 {"generation": generation, "env_steps": 120 * generation, "qd_score": 0.1 + generation}
             )
+            folder.append_history(
+                generation,
+                {
+                    **{name: [generation] for name in ("slot", "id", "operator", "fitness")},
+                    **{name: [[generation, 0]] for name in ("parents", "descriptor")},
+                },
+            )
             if generation == generations:
                 break
             arrays = state(generation)
@@ -60,7 +67,7 @@ def make_run(path: Path, generations: int = 6) -> None:
 def damage(folder: Path, chance: random.Random) -> tuple[str, Path]:
     """Flip bits in, cut off or delete one file, or delete a checkpoint; what was done, and to what."""
     files = sorted(p for p in folder.rglob("*") if p.is_file() and p.name != ".lock")
-    # Half of the damage goes to the large files of checkpoints, half to the four that a person sees.
+    # Half of the damage goes to the large files of checkpoints, half to those that a person sees.
     seen = [p for p in files if p.parent == folder]
     path = chance.choice(seen if chance.random() < 0.5 else files)
     kind = chance.choices(("flip", "several flips", "cut", "delete", "delete a checkpoint"), (40, 15, 25, 15, 5))[0]
@@ -87,6 +94,7 @@ def read(path: Path) -> dict:
     out = {
         "config": folder.read_config().run,
         "metrics": folder.read_metrics(),
+        "history": folder.read_history(),
         "repertoire": {k: v.tobytes() for k, v in repertoire.find(folder)[0].items()},
         "checkpoint": found.path.name,
         "state": {k: v.tobytes() for k, v in (found.arrays or {}).items()},
@@ -102,8 +110,9 @@ def judge(path: Path, touched: Path, whole: dict, previous: dict) -> str:
     right = all(after[key] == good[key] for key in ("config", "checkpoint", "state", "record"))
     # The newest archive, or that of the checkpoint that is used now.
     right &= after["repertoire"] in (whole["repertoire"], good["repertoire"])
-    rows = after["metrics"]
-    right &= rows == whole["metrics"][: len(rows)] and len(rows) >= after["record"]["counters"]["generation"]
+    for name in ("metrics", "history"):
+        rows = after[name]
+        right &= rows == whole[name][: len(rows)] and len(rows) >= after["record"]["counters"]["generation"]
     if not right:
         return "WRONG"
     if after["told"]:
@@ -117,7 +126,7 @@ def judge(path: Path, touched: Path, whole: dict, previous: dict) -> str:
         except checkpoint.Damaged:
             return "told"
         return "WRONG"
-    return "as before" if touched.name in (METRICS, REPERTOIRE) else "WRONG"
+    return "as before" if touched.name in (METRICS, HISTORY, REPERTOIRE) else "WRONG"
 
 
 def corrupt(times: int, where: Path, seed: int = 0) -> dict:

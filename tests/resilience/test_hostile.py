@@ -13,7 +13,7 @@ from qdhuac import presets
 from qdhuac.errors import UserError
 from qdhuac.running import checkpoint, repertoire
 from qdhuac.running.files import replace_file
-from qdhuac.running.rundir import CONFIG, LOCK, METRICS, REPERTOIRE, RunDir, _with_checksum
+from qdhuac.running.rundir import CONFIG, HISTORY, LOCK, METRICS, REPERTOIRE, RunDir, _with_checksum
 
 ROOT = Path(__file__).parents[2]
 
@@ -140,7 +140,9 @@ def test_counters_of_another_kind_are_refused(make_runner, change):
         make_runner(again=True)
 
 
-@pytest.mark.parametrize("name", [CONFIG, METRICS, REPERTOIRE, LOCK, "checkpoints", "report.html", "evaluation.json"])
+@pytest.mark.parametrize(
+    "name", [CONFIG, METRICS, HISTORY, REPERTOIRE, LOCK, "checkpoints", "report.html", "evaluation.json"]
+)
 def test_links_out_of_the_run_folder_are_refused(run, tmp_path, name):
     outside = tmp_path / "outside"
     outside.write_text("precious")

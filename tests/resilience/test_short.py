@@ -31,7 +31,8 @@ def test_no_damage_to_a_file_is_taken_for_a_value(tmp_path):
     result = corrupt.corrupt(250, tmp_path, seed=1)
     assert result["wrong"] == []
     verdicts = result["verdicts"]
-    assert verdicts.keys() == {"checkpoint", "config.toml", "metrics.jsonl", "repertoire.safetensors"}
+    files = {"config.toml", "metrics.jsonl", "history.jsonl", "repertoire.safetensors"}
+    assert verdicts.keys() == {"checkpoint", *files}
     assert sum(v.get("told", 0) for v in verdicts.values()) > 200
 
 

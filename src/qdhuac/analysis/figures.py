@@ -125,3 +125,10 @@ def _widened(low: float, high: float) -> tuple[float, float]:
     """A margin, so that points on the border are whole."""
     margin = 0.03 * (high - low)
     return low - margin, high + margin
+
+
+def descriptor_labels(task: str, size: int) -> list[str]:
+    """What the numbers of a descriptor are."""
+    if task.endswith("_omni"):
+        return ["final x (m)", "final y (m)"]
+    return ["share of steps on the foot"] if size == 1 else [f"foot {i + 1} on the ground" for i in range(size)]

@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import base64
 import json
+import subprocess
+import sys
+import tempfile
 from collections.abc import Iterable, Mapping, Sequence
 from html import escape
 from pathlib import Path
@@ -29,6 +33,8 @@ EVALUATED = {
     "mean_fitness": "mean fitness",
 }
 POLICY = "default-src 'none'; style-src 'unsafe-inline'; img-src data:"  # no script runs, nothing is fetched
+ANIMATED = "6"  # seconds of the best individual
+PATIENCE = 300  # seconds for the process that films it
 MOST_POINTS = 1000  # of a curve: more cannot be seen
 Row = Mapping[str, Any]
 
@@ -47,6 +53,7 @@ p.sub, footer { color: var(--soft); margin: .2rem 0 1.4rem; overflow-wrap: anywh
 .tile span { color: var(--soft); font-size: .85rem }
 .curves { display: grid; grid-template-columns: repeat(auto-fit, minmax(min(26rem, 100%), 1fr)); gap: .8rem }
 figure { padding: .8rem; color: var(--soft) } figure svg { width: 100%; height: auto; display: block }
+figure img { display: block; max-width: 100%; margin: 0 auto }
 figure.narrow svg { max-width: 40rem; margin: 0 auto }
 .wide { overflow-x: auto }
 table { border-collapse: collapse; width: 100% } th, td { padding: .35rem .6rem; text-align: right }
@@ -68,7 +75,8 @@ def write_report(folder: RunDir) -> Path:
         if (folder.path / REPERTOIRE).exists():
             folder.notes.append(str(error))
         found = None
-    page = render(folder.path.absolute().name, settings, rows, found, _evaluation(folder))
+    film = _film(folder) if found is not None and found[1].get("policy") and len(found[0]["fitness"]) else ""
+    page = render(folder.path.absolute().name, settings, rows, found, _evaluation(folder), film)
     path = folder.path / REPORT
     try:
         replace_file(path, page.encode())
@@ -83,8 +91,9 @@ def render(
     rows: Sequence[Row],
     found: tuple[dict[str, Any], dict[str, Any]] | None,
     evaluation: Row | None = None,
+    film: bytes | str = "",
 ) -> str:
-    """The page as HTML text."""
+    """The page as HTML text. `film` is a GIF, or a sentence why there is none."""
     title = f"{settings.algorithm} on {settings.task.name}"
     sections = [
         f"<h1>{escape(title)}</h1>",
@@ -94,6 +103,7 @@ def render(
         "<h2>Learning curves</h2>",
         _curves(rows, CURVES),
         _archive(settings, found),
+        _animation(film),
         _evaluation_table(evaluation),
         _operators(rows),
         _time(rows),
@@ -152,10 +162,7 @@ def _archive(settings: Config, found: tuple[dict[str, Any], dict[str, Any]] | No
     arrays, metadata = found
     descriptor, fitness = arrays["descriptor"], arrays["fitness"]
     size = descriptor.shape[1]
-    if settings.task.name.endswith("_omni"):
-        labels = ["final x (m)", "final y (m)"]
-    else:
-        labels = ["share of steps on the foot"] if size == 1 else [f"foot {i + 1} on the ground" for i in range(size)]
+    labels = figures.descriptor_labels(settings.task.name, size)
     picture = figures.svg(figures.archive(descriptor, fitness, metadata["descriptor_bounds"], labels))
     best = int(fitness.argmax())
     where = ", ".join(f"{v:.2f}" for v in descriptor[best])
@@ -163,6 +170,37 @@ def _archive(settings: Config, found: tuple[dict[str, Any], dict[str, Any]] | No
         f"<h2>The archive</h2><figure{'' if size > 2 else ' class=narrow'}>{picture}</figure>"
         f'<p class="sub">{len(fitness)} individuals; the fittest ({number(float(fitness[best]))}) is at ({where}).</p>'
     )
+
+
+def _film(folder: RunDir) -> bytes | str:
+    """A GIF of the best individual, or why there is none. In a process of its own: drawing can crash a process."""
+    with tempfile.TemporaryDirectory() as where:
+        output = Path(where) / "best.gif"
+        command = [sys.executable, "-m", "qdhuac.cli", "render", str(folder.path.absolute())]
+        try:
+            done = subprocess.run(
+                [*command, "--output", str(output), "--seconds", ANIMATED],
+                capture_output=True,
+                text=True,
+                errors="replace",
+                timeout=PATIENCE,
+                check=False,
+            )
+            if done.returncode == 0:
+                return output.read_bytes()
+            reason = (done.stderr.strip().splitlines() or [f"exit code {done.returncode}"])[-1]
+        except (OSError, subprocess.TimeoutExpired) as error:
+            reason = str(error)
+    return f"The best individual could not be filmed: {reason}"
+
+
+def _animation(film: bytes | str) -> str:
+    if not film:
+        return ""
+    if isinstance(film, str):
+        return f'<p class="sub">{escape(film)}</p>'
+    picture = f"data:image/gif;base64,{base64.b64encode(film).decode()}"
+    return f'<h2>The best individual</h2><figure class="narrow"><img alt="the robot moving" src="{picture}"></figure>'
 
 
 def _operators(rows: Sequence[Row]) -> str:

@@ -1,8 +1,8 @@
 """Checkpoints: the complete state of a run in one folder, with hashes; written aside and renamed into place.
 
-`checkpoints/<generation>-<updates>/` holds `state.safetensors`, copies of `config.toml` and `metrics.jsonl` as they
-were at that moment, and `manifest.json` with the size and SHA-256 of each and of itself. The checkpoint of generation 0
-has no `state.safetensors`: that state follows from the configuration. Knows nothing of JAX.
+`checkpoints/<generation>-<updates>/` holds `state.safetensors`, copies of `config.toml`, `metrics.jsonl` and
+`history.jsonl` as they were at that moment, and `manifest.json` with the size and SHA-256 of each and of itself. The
+checkpoint of generation 0 has no `state.safetensors`: that state follows from the configuration. Knows nothing of JAX.
 
 A large array, which is the replay buffer, is cut into pieces `<array>-<piece>.bin`. A piece of zeros has no file. One
 that is as it was in the checkpoint before the last is linked from there, not written again: from that one, so that the
@@ -35,6 +35,7 @@ LARGE = 1 << 26  # bytes from which on an array is cut
 PIECE = 1 << 24  # bytes
 STATE, MANIFEST = "state.safetensors", "manifest.json"
 TEXTS = ("config.toml", "metrics.jsonl")
+HISTORY = "history.jsonl"  # runs of the first versions have none
 _NAME = re.compile(r"([0-9]{8,12})-([0-9]{12,18})")
 _PIECE_NAME = re.compile(r"[0-9]{3}-[0-9]{6}\.bin")
 
@@ -48,7 +49,7 @@ class Checkpoint(NamedTuple):
 
     path: Path
     record: dict[str, Any]  # what the runner gave to `save`
-    texts: dict[str, bytes]  # config.toml, metrics.jsonl
+    texts: dict[str, bytes]  # config.toml, metrics.jsonl, history.jsonl
     arrays: dict[str, np.ndarray] | None  # None: the state of generation 0
     damaged: list[str]  # newer checkpoints that had to be passed over, and why
 
@@ -128,7 +129,7 @@ def _read(path: Path, with_arrays: bool) -> Checkpoint:
     files, record, large = manifest["files"], manifest["record"], manifest.get("large", {})
     if not all(isinstance(x, dict) for x in (files, record, large)):
         raise Damaged(f"{MANIFEST} is not one of ours")
-    texts = {file: _checked(path, file, files) for file in TEXTS}
+    texts = {file: _checked(path, file, files) for file in (*TEXTS, *({HISTORY} & files.keys()))}
     arrays = None
     if STATE in files and with_arrays:
         from safetensors import SafetensorError

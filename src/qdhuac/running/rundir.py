@@ -1,4 +1,4 @@
-"""The folder of a run: its lock, its configuration, its metrics file. Knows nothing of JAX."""
+"""The folder of a run: its lock, its configuration, its metrics and its history. Knows nothing of JAX."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import json
 import os
 import shutil
 import zlib
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -19,9 +19,10 @@ from qdhuac.errors import RunFailed, UserError
 from qdhuac.running import checkpoint
 from qdhuac.running.files import replace_file, write_synced
 
-CONFIG, METRICS, REPERTOIRE, REPORT, LOCK = (
+CONFIG, METRICS, HISTORY, REPERTOIRE, REPORT, LOCK = (
     "config.toml",
     "metrics.jsonl",
+    "history.jsonl",
     "repertoire.safetensors",
     "report.html",
     ".lock",
@@ -29,8 +30,10 @@ CONFIG, METRICS, REPERTOIRE, REPORT, LOCK = (
 EVALUATION = "evaluation.json"
 _HEADER = "# The configuration of this run. To train on: qdhuac resume RUN_DIR --generations N\n\n"
 _CHECKSUM = "\n# sha256 "
+# What the history says of each newcomer, and whether it is a whole number.
+COLUMNS = {"slot": True, "id": True, "parents": True, "operator": True, "fitness": False, "descriptor": False}
 _LARGEST_CONFIG = 100_000  # bytes; ours have about 2 000
-_CRC = ', "crc": "'  # each line of metrics ends with a checksum over what stands before this
+_CRC = ', "crc": "'  # each line of metrics and of history ends with a checksum over what stands before this
 
 
 class RunDir:
@@ -66,7 +69,8 @@ class RunDir:
             text = _with_checksum(config)
             write_synced(temporary / CONFIG, text)
             write_synced(temporary / METRICS, b"")
-            checkpoint.save(run.checkpoints, checkpoint.name(0, 0), {}, {CONFIG: text, METRICS: b""}, None)
+            write_synced(temporary / HISTORY, b"")
+            checkpoint.save(run.checkpoints, checkpoint.name(0, 0), {}, run.texts(), None)
             temporary.rename(path)
         except OSError as error:
             run.remove()
@@ -84,7 +88,7 @@ class RunDir:
             raise UserError(f"{path}: cannot be read ({error.strerror})") from None
         if not path.exists():
             raise UserError(f"{path}: no such folder")
-        for name in (CONFIG, METRICS, REPERTOIRE, REPORT, LOCK, EVALUATION, "checkpoints"):
+        for name in (CONFIG, METRICS, HISTORY, REPERTOIRE, REPORT, LOCK, EVALUATION, "checkpoints"):
             # What we write must stay in the folder, whoever the folder comes from.
             if name in entries and entries[name].is_symlink():
                 raise UserError(f"{path / name}: is a link; a run folder must hold its own files")
@@ -153,24 +157,36 @@ class RunDir:
 
     def append_metrics(self, line: Mapping[str, Any]) -> None:
         """One more generation. Non-finite numbers are not JSON: the caller gives None."""
-        text = json.dumps(line, allow_nan=False)[:-1]
-        with (self.path / METRICS).open("ab") as file:
-            file.write(f'{text}{_CRC}{_crc(text)}"}}\n'.encode())
+        self._append(METRICS, json.dumps(line, allow_nan=False))
+
+    def append_history(self, generation: int, additions: Mapping[str, list[Any]]) -> None:
+        """Who came into the archive in a generation, and into which slot; whoever was in that slot is gone."""
+        line = {"generation": generation, **additions}
+        self._append(HISTORY, json.dumps(line, allow_nan=False, separators=(",", ":")))
+
+    def _append(self, file: str, line: str) -> None:
+        text = line[:-1]  # without its closing brace
+        with (self.path / file).open("ab") as stream:
+            stream.write(f'{text}{_CRC}{_crc(text)}"}}\n'.encode())
 
     def texts(self) -> dict[str, bytes]:
         """The files of which a checkpoint keeps a copy."""
-        return {file: (self.path / file).read_bytes() for file in (CONFIG, METRICS)}
+        return {file: (self.path / file).read_bytes() for file in (CONFIG, METRICS, HISTORY)}
 
-    def restore_metrics(self, data: bytes) -> None:
-        """Put the metrics back to what they were at a checkpoint, so that no generation is there twice."""
-        path = self.path / METRICS
+    def restore(self, texts: Mapping[str, bytes]) -> None:
+        """Put metrics and history back to what they were at a checkpoint, so that no generation is there twice."""
+        self._restore(METRICS, texts[METRICS])
+        self._restore(HISTORY, texts.get(HISTORY, b""))
+
+    def _restore(self, file: str, data: bytes) -> None:
+        path = self.path / file
         try:
             current = path.read_bytes() if path.is_file() else b""
             if not current.startswith(data):
                 self.notes.append(f"{path}: differs from the checkpoint's copy (edited or damaged?); restored")
-            elif unsaved := current[len(data) :].count(b"\n"):
+            elif file == METRICS and (unsaved := current[len(data) :].count(b"\n")):
                 self.notes.append(f"{path}: {unsaved} generations had not been saved; they come again")
-            if current != data:
+            if current != data or not path.is_file():
                 replace_file(path, data)
         except OSError as error:
             raise RunFailed(
@@ -179,25 +195,36 @@ class RunDir:
 
     def read_metrics(self) -> list[dict[str, Any]]:
         """All complete lines, or those in the newest checkpoint if the file was edited or damaged."""
-        path = self.path / METRICS
+        return self._read(METRICS, "metrics", _metrics)
+
+    def read_history(self) -> list[dict[str, Any]]:
+        """Likewise who came into the archive, a line for each generation; none if the run has not recorded it."""
+        if not (self.path / HISTORY).exists():
+            with contextlib.suppress(UserError):
+                if HISTORY not in checkpoint.newest(self.checkpoints).texts:
+                    return []
+        return self._read(HISTORY, "a history", _history)
+
+    def _read(self, file: str, kind: str, parse: Callable[[bytes], list[dict[str, Any]]]) -> list[dict[str, Any]]:
+        path = self.path / file
         try:
-            kept = checkpoint.newest(self.checkpoints).texts[METRICS]
+            kept = checkpoint.newest(self.checkpoints).texts.get(file, b"")
         except UserError:
             kept = b""
         try:
             data = path.read_bytes()
             if not data.startswith(kept):
                 raise ValueError("it differs from the checkpoint's copy")
-            return _rows(data)
+            return parse(data)
         except (OSError, ValueError) as error:
             reason = error.strerror if isinstance(error, OSError) else str(error)
             if not kept:
-                raise UserError(f"{path}: not readable as metrics ({reason})") from None
+                raise UserError(f"{path}: not readable as {kind} ({reason})") from None
         self.notes.append(f"{path}: {reason} (edited or damaged?); using the copy in the newest checkpoint")
         try:
-            return _rows(kept)
+            return parse(kept)
         except ValueError as error:
-            raise UserError(f"{path}: not readable as metrics ({error})") from None
+            raise UserError(f"{path}: not readable as {kind} ({error})") from None
 
 
 def _with_checksum(config: Config) -> bytes:
@@ -217,7 +244,7 @@ def _verified(data: bytes, where: str) -> Config | None:
 
 
 def _rows(data: bytes) -> list[dict[str, Any]]:
-    """The complete lines of a metrics file; a run in progress may be in the middle of writing the last one."""
+    """The complete lines of a file; a run in progress may be in the middle of writing the last one."""
     rows = []
     for number, line in enumerate(data.split(b"\n")[:-1], 1):
         try:
@@ -230,11 +257,35 @@ def _rows(data: bytes) -> list[dict[str, Any]]:
         crc = row.pop("crc", None)  # lines of the first versions have none
         if crc is not None and crc != _crc(text.rpartition(_CRC)[0]):
             raise ValueError(f"line {number} does not match its checksum")
+        rows.append(row)
+    return rows
+
+
+def _metrics(data: bytes) -> list[dict[str, Any]]:
+    rows = _rows(data)
+    for number, row in enumerate(rows, 1):
         if not all(type(row.get(name)) is int for name in ("generation", "env_steps")):
             raise ValueError(f"line {number} lacks a generation or env_steps")
         if not all(v is None or (type(v) in (int, float) and abs(v) < 1e300) for v in row.values()):
             raise ValueError(f"line {number} holds something that is not a number")
-        rows.append(row)
+    return rows
+
+
+def _history(data: bytes) -> list[dict[str, Any]]:
+    rows = _rows(data)
+    for number, row in enumerate(rows, 1):
+        if type(row.get("generation")) is not int or row["generation"] != rows[0]["generation"] + number - 1:
+            raise ValueError(f"line {number} is not the next generation")
+        if not all(type(row.get(name)) is list and len(row[name]) == len(row["slot"]) for name in COLUMNS):
+            raise ValueError(f"line {number} has columns that do not fit together")
+        for name, whole in COLUMNS.items():
+            values = row[name]
+            if name in ("parents", "descriptor"):
+                if not all(type(v) is list for v in values) or len({len(v) for v in values}) > 1:
+                    raise ValueError(f"line {number}: {name} is not a table")
+                values = [x for v in values for x in v]
+            if not all(type(v) is int if whole else type(v) in (int, float) and abs(v) < 1e300 for v in values):
+                raise ValueError(f"line {number}: {name} holds something that is not a number")
     return rows
 
 

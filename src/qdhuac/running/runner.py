@@ -25,9 +25,9 @@ from qdhuac.running import checkpoint, health, repertoire
 from qdhuac.running.arrays import flatten, unflatten
 from qdhuac.running.loggers import Logger
 from qdhuac.running.progress import Progress, Silent
-from qdhuac.running.rundir import METRICS, REPERTOIRE, RunDir
+from qdhuac.running.rundir import COLUMNS, HISTORY, REPERTOIRE, RunDir
 from qdhuac.running.stopping import Stop
-from qdhuac.types import Algorithm, Array, Emission, Evaluation, Task
+from qdhuac.types import Algorithm, Array, Emission, Evaluation, Individuals, Task
 
 PHASES = ("ask", "evaluate", "tell", "learn")
 
@@ -114,7 +114,11 @@ class Runner:
             except (KeyError, TypeError):
                 raise UserError(f"{found.path}: its manifest has other counters than this version of qdhuac") from None
             self._unsaved = False
-        self.folder.restore_metrics(found.texts[METRICS])
+        self.folder.restore(found.texts)
+        if HISTORY not in found.texts and found.arrays is not None:
+            # Of a version that recorded none: the history begins with everybody who is there now.
+            archive = jax.device_get(self.state.algorithm.archive._replace(genotypes=None))
+            self._write_history(self.counters.generation + (self.pending is not None), *_everybody(archive))
         try:
             checkpoint.set_aside(self.folder.checkpoints, found)
         except OSError as error:
@@ -186,7 +190,8 @@ class Runner:
             return None
         self._unsaved = True
         with self._timed(pending, "tell"):
-            self.state, record = self._tell(self.state, emission, evaluation)
+            self.state, record, newcomers = self._tell(self.state, emission, evaluation)
+            self._write_history(self.counters.generation + 1, *jax.device_get(newcomers))
             pending.record = {name: _plain(value) for name, value in jax.device_get(record).items()}
         steps, qd_score = pending.record.pop("steps"), pending.record["qd_score"] or 0.0
         self.counters.qd_score_auc += auc_increment(self.counters.qd_score, qd_score, steps)
@@ -252,6 +257,17 @@ class Runner:
             self.log.generation(line)
         self.progress.generation(line)
 
+    def _write_history(self, generation: int, slots: np.ndarray, individuals: Individuals) -> None:
+        """Who came into the archive, before the line of metrics: a checkpoint in mid-learning has it already."""
+        columns = {"slot": slots, **individuals.provenance._asdict(), **individuals._asdict()}
+        columns = {name: columns[name][slots >= 0] for name in COLUMNS}
+        try:
+            self.folder.append_history(generation, {name: _shortest(x) for name, x in columns.items()})
+        except OSError as error:
+            raise RunFailed(
+                f"{self.folder.path}: cannot write history ({error.strerror or error}); the last checkpoint is intact"
+            ) from None
+
     # What is compiled
 
     def _fresh(self, key: Array) -> RunState:
@@ -259,7 +275,7 @@ class Runner:
 
     def _tell_and_measure(
         self, state: RunState, emission: Emission, evaluation: Evaluation
-    ) -> tuple[RunState, dict[str, Array]]:
+    ) -> tuple[RunState, dict[str, Array], tuple[Array, Individuals]]:
         offspring, _, _ = screen(emission, evaluation)
         grid = self._grid.add(state.grid, offspring.fitness, offspring.descriptor)
         told, record = self.algorithm.tell(state.algorithm, emission, evaluation)
@@ -269,7 +285,8 @@ class Runner:
             **record,
             "steps": jnp.sum(evaluation.steps),
         }
-        return _strong(RunState(told, grid)), record
+        newcomers = _newcomers(state.algorithm.archive, told.archive, len(offspring.fitness))
+        return _strong(RunState(told, grid)), record, newcomers
 
     def _learn_some(self, state: RunState, updates: Array) -> tuple[RunState, dict[str, Array]]:
         learnt, metrics = self.algorithm.learn(state.algorithm, updates)
@@ -375,6 +392,25 @@ def _support(config: Config, task: Task) -> tuple[float, float] | None:
     c = config.critic
     low, high = low if math.isnan(c.v_min) else c.v_min, high if math.isnan(c.v_max) else c.v_max
     return None if math.isnan(low) or math.isnan(high) else (low, high)
+
+
+def _newcomers(before: Individuals, after: Individuals, most: int) -> tuple[Array, Individuals]:
+    """The slots [most] that changed hands, -1 where there are no more, and who is there now, without genotypes."""
+    (slots,) = jnp.nonzero(before.provenance.id != after.provenance.id, size=most, fill_value=-1)
+    return slots, jax.tree.map(lambda x: x[slots], after._replace(genotypes=None))
+
+
+def _everybody(archive: Individuals) -> tuple[np.ndarray, Individuals]:
+    """The occupied slots as `_newcomers` gives them."""
+    slots = np.arange(len(archive.fitness))
+    return np.where(np.isfinite(archive.fitness), slots, -1), archive
+
+
+def _shortest(values: np.ndarray) -> list[Any]:
+    """For JSON: of each float the fewest digits that give it back."""
+    if values.dtype.kind == "f":
+        return np.array([float(str(v)) for v in values.reshape(-1)]).reshape(values.shape).tolist()
+    return values.tolist()
 
 
 def _strong(tree: Any) -> Any:

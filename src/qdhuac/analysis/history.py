@@ -1,0 +1,68 @@
+"""The archive at every generation, rebuilt from who came and into which slot. Genotypes are not in a history."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+
+NEVER = np.iinfo(np.int64).max
+
+
+class History(NamedTuple):
+    """Everybody who was ever in the archive, in the order in which they came; `M` of them."""
+
+    came: np.ndarray  # [M] generation
+    gone: np.ndarray  # [M] generation in which somebody else took the slot, or NEVER
+    slot: np.ndarray  # [M]
+    id: np.ndarray  # [M]
+    parents: np.ndarray  # [M, 2] ids, -1 where there is none
+    operator: np.ndarray  # [M] index into OPERATORS
+    fitness: np.ndarray  # [M]
+    descriptor: np.ndarray  # [M, D]
+
+    def at(self, generation: int) -> np.ndarray:
+        """Who was in the archive after a generation, as indices in the order of their slots."""
+        (present,) = np.nonzero((self.came <= generation) & (generation < self.gone))
+        return present[np.argsort(self.slot[present])]
+
+    def evicted_by(self, index: int) -> int:
+        """Who had to go for somebody, as an index; -1 if the slot was empty."""
+        (before,) = np.nonzero((self.slot[:index] == self.slot[index]) & (self.gone[:index] == self.came[index]))
+        return int(before[-1]) if len(before) else -1
+
+    def lineage(self, id: int, most: int = 100) -> list[int]:
+        """An individual and its first parents, back to one without a parent or outside of the history; indices."""
+        where = {int(one): index for index, one in enumerate(self.id)}
+        line: list[int] = []
+        while id in where and len(line) < most and where[id] not in line:
+            line.append(where[id])
+            id = int(self.parents[where[id], 0])
+        return line
+
+
+def rebuild(rows: Sequence[Mapping[str, Any]], descriptor_size: int) -> History:
+    """The history in the lines of `RunDir.read_history`."""
+
+    def column(name: str, dtype: Any, *shape: int) -> np.ndarray:
+        return np.array([value for row in rows for value in row[name]], dtype).reshape(-1, *shape)
+
+    came = np.repeat(np.array([row["generation"] for row in rows], np.int64), [len(row["id"]) for row in rows])
+    slot = column("slot", np.int64)
+    gone = np.full(len(came), NEVER)
+    last: dict[int, int] = {}  # who was the last to take a slot
+    for index, taken in enumerate(slot.tolist()):
+        if taken in last:
+            gone[last[taken]] = came[index]
+        last[taken] = index
+    return History(
+        came,
+        gone,
+        slot,
+        column("id", np.int64),
+        column("parents", np.int64, 2),
+        column("operator", np.int64),
+        column("fitness", np.float32),
+        column("descriptor", np.float32, descriptor_size),
+    )
