@@ -6,7 +6,7 @@ PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check --constr
 QDAX := .venv-qdax
 QDAX_PIP := $(QDAX)/bin/python -m pip install --quiet --disable-pip-version-check --no-deps
 
-.PHONY: setup train test test-resilience test-qdax clean
+.PHONY: setup train test test-resilience test-qdax test-browser clean
 
 train: setup  ## the main job: a repertoire for HalfCheetah with the default preset; ARGS="--task ant" adds options
 	$(BIN)/qdhuac train $(ARGS)
@@ -23,6 +23,9 @@ test-resilience: $(VENV)/.dev  ## kills, damage, fuzzing, full disks, a long run
 test-qdax: $(QDAX)/.made  ## our parts against the real QDax, in an environment of its own
 	$(QDAX)/bin/python -m pytest -c tests/qdax/pytest.ini tests/qdax
 
+test-browser: $(VENV)/.browser  ## explorer and report in headless Chromium: the system's, or else playwright's own
+	$(BIN)/python -m pytest -o addopts="-q -p no:cacheprovider" tests/browser
+
 setup: $(VENV)/.runtime
 
 $(VENV)/.runtime: pyproject.toml constraints.txt
@@ -32,6 +35,11 @@ $(VENV)/.runtime: pyproject.toml constraints.txt
 
 $(VENV)/.dev: $(VENV)/.runtime
 	PIP_CONSTRAINT=constraints.txt $(PIP) --editable ".[dev,view]"
+	touch $@
+
+$(VENV)/.browser: $(VENV)/.dev
+	PIP_CONSTRAINT=constraints.txt $(PIP) --editable ".[browser,dev,view]"
+	command -v chromium >/dev/null || $(BIN)/playwright install chromium
 	touch $@
 
 $(QDAX)/.made: benchmarks/peers/qdax.txt

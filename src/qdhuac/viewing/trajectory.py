@@ -25,7 +25,9 @@ class Trajectory(NamedTuple):
 def viewing_task(settings: Config) -> NativeLocomotion:
     """The run's task on the C engine, whatever engine it was trained on."""
     t = settings.task
-    return NativeLocomotion(t.name, episode_length=t.episode_length, hidden=settings.policy.hidden, threads=1)
+    return NativeLocomotion(
+        t.name, episode_length=t.episode_length, after_termination="stop", hidden=settings.policy.hidden, threads=1
+    )
 
 
 def simulate(task: NativeLocomotion, genotypes: Genotype, index: int, seed: int = 0) -> Trajectory:

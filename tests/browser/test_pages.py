@@ -1,0 +1,119 @@
+"""The explorer and the report in a real browser: `make test-browser`. QDHUAC_SHOTS names a folder for screenshots."""
+
+import os
+import re
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from playwright.sync_api import expect, sync_playwright
+
+CLI = [sys.executable, "-m", "qdhuac.cli"]
+SLOW = 120_000  # milliseconds; the machine may be busy
+
+
+@pytest.fixture(scope="session")
+def run(tmp_path_factory):
+    """A small run of a robot, with HTML in its name."""
+    path = tmp_path_factory.mktemp("runs") / "<b>run</b>"
+    options = ["--algorithm", "dns", "--preset", "smoke", "--task", "walker2d", "--generations", "4"]
+    subprocess.run([*CLI, "train", *options, "--run-dir", str(path)], check=True)
+    return path
+
+
+@pytest.fixture(scope="session")
+def address(run):
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    with subprocess.Popen([*CLI, "view", str(run), "--port", str(port)], stdout=subprocess.PIPE, text=True) as server:
+        assert server.stdout.readline() == f"open http://127.0.0.1:{port} in a browser; Ctrl-C ends\n"
+        yield f"http://127.0.0.1:{port}"
+        server.send_signal(signal.SIGINT)
+        assert server.wait(60) == 0
+
+
+@pytest.fixture
+def page():
+    """A page whose console must stay free of errors, and which fetches nothing from elsewhere."""
+    troubles = []
+    with sync_playwright() as playwright:
+        arguments = ["--no-sandbox", "--use-gl=angle", "--use-angle=swiftshader", "--enable-unsafe-swiftshader"]
+        browser = playwright.chromium.launch(executable_path=shutil.which("chromium"), args=arguments)
+        page = browser.new_page(viewport={"width": 1300, "height": 950})
+        page.set_default_timeout(SLOW)
+        page.on("console", lambda m: troubles.append(m.text) if m.type == "error" else None)
+        page.on("pageerror", lambda e: troubles.append(str(e)))
+        page.on("request", lambda r: None if _is_local(r.url) else troubles.append(r.url))
+        yield page
+        browser.close()
+    assert troubles == []
+
+
+def _is_local(url):
+    return re.match(r"(http|ws)://127\.0\.0\.1:|file:|data:|blob:|about:", url) is not None
+
+
+def shoot(page, name):
+    if folder := os.environ.get("QDHUAC_SHOTS"):
+        page.screenshot(path=Path(folder) / f"{name}.png")
+
+
+def points(page):
+    return page.locator("#archive .scatterlayer .points path")
+
+
+def test_the_explorer(page, address):
+    page.goto(address)
+    expect(page.locator("#name")).to_have_text("<b>run</b>", timeout=SLOW)  # as text: it is not bold
+    expect(page.locator("#which")).to_have_text("generation 4", timeout=SLOW)
+    expect(page.locator("#left .reward .scatterlayer")).to_be_visible(timeout=SLOW)
+    expect(page.locator("#left .contacts .scatterlayer")).to_be_visible()
+    canvas = page.frame_locator("#scene").locator("canvas").first
+    expect(canvas).to_be_visible(timeout=SLOW)
+    page.wait_for_timeout(3000)
+    shoot(page, "explorer")
+    many = points(page).count()
+    assert many > 1
+
+    # The robot walks: the picture of the scene changes.
+    before = canvas.screenshot()
+    page.wait_for_timeout(1500)
+    assert canvas.screenshot() != before
+
+    # A click on another individual shows that one, to the left or beside it.
+    best = page.locator("#left b").inner_text()
+    page.locator("input[name=side][value=right]").check()
+    for n in range(many):
+        box = points(page).nth(n).bounding_box()
+        page.mouse.click(box["x"] + box["width"] / 2, box["y"] + box["height"] / 2)
+        expect(page.locator("#right b")).to_be_visible()
+        if page.locator("#right b").inner_text() != best:
+            break
+    assert page.locator("#right b").inner_text() != best
+    assert page.locator("#left b").inner_text() == best
+    page.wait_for_timeout(2000)
+    shoot(page, "explorer-two")
+    with page.expect_download() as download:
+        page.locator("#right a").click()
+    assert download.value.suggested_filename == "policy.safetensors"
+
+    # The slider goes back in time; the filter hides an operator.
+    page.locator("#generation").fill("1")
+    expect(page.locator("#which")).to_have_text("generation 1")
+    expect(page.locator("#count")).not_to_have_text(re.compile(rf"^{many} of"))
+    page.locator("#generation").fill("4")
+    page.locator("#operators label", has_text="isoline").locator("input").uncheck()
+    expect(page.locator("#count")).to_have_text(re.compile(rf"^(?!{many} ).* of {many} individuals"))
+    assert page.locator("#trouble").inner_text() == ""
+
+
+def test_the_report_opens_from_disk(page, run):
+    page.goto((run / "report.html").as_uri())
+    expect(page.locator("svg").first).to_be_visible()
+    assert page.locator("figure img").evaluate("image => image.complete && image.naturalWidth") == 320
+    shoot(page, "report")
