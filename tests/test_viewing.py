@@ -82,7 +82,7 @@ def test_a_missing_library_is_named(monkeypatch):
 
 @pytest.fixture
 def run(make_runner):
-    runner = make_runner("<b>run</b>")
+    runner = make_runner("<b>run<b>")
     runner.run()
     runner.folder.unlock()
     return runner.folder
@@ -153,7 +153,7 @@ def site(run, monkeypatch):
 def test_the_explorer_answers_from_the_files(site):
     run, stage, ask = site
     status, about = ask("/run")
-    assert (status, about["name"], about["first"], about["last"]) == (200, "<b>run</b>", 1, 6)
+    assert (status, about["name"], about["first"], about["last"]) == (200, "<b>run<b>", 1, 6)
     arrays, _ = repertoire.find(run)
     assert ask("/archive?generation=6")[1]["id"] == arrays["provenance/id"].tolist()
     assert len(ask("/archive?generation=1")[1]["id"]) == 6
@@ -186,6 +186,6 @@ def test_the_explorer_refuses_politely(site):
 
 def test_the_explorer_follows_a_run_that_trains_on(site, make_runner):
     _, _, ask = site
-    make_runner("<b>run</b>", again=True, run__generations=8).run()
+    make_runner("<b>run<b>", again=True, run__generations=8).run()
     assert ask("/run")[1]["last"] == 8
     assert ask("/archive?generation=8")[1]["id"]

@@ -19,7 +19,7 @@ SLOW = 120_000  # milliseconds; the machine may be busy
 @pytest.fixture(scope="session")
 def run(tmp_path_factory):
     """A small run of a robot, with HTML in its name."""
-    path = tmp_path_factory.mktemp("runs") / "<b>run</b>"
+    path = tmp_path_factory.mktemp("runs") / "<b>run<b>"
     options = ["--algorithm", "dns", "--preset", "smoke", "--task", "walker2d", "--generations", "4"]
     subprocess.run([*CLI, "train", *options, "--run-dir", str(path)], check=True)
     return path
@@ -31,10 +31,13 @@ def address(run):
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
     with subprocess.Popen([*CLI, "view", str(run), "--port", str(port)], stdout=subprocess.PIPE, text=True) as server:
-        assert server.stdout.readline() == f"open http://127.0.0.1:{port} in a browser; Ctrl-C ends\n"
-        yield f"http://127.0.0.1:{port}"
-        server.send_signal(signal.SIGINT)
-        assert server.wait(60) == 0
+        try:
+            assert server.stdout.readline() == f"open http://127.0.0.1:{port} in a browser; Ctrl-C ends\n"
+            yield f"http://127.0.0.1:{port}"
+            server.send_signal(signal.SIGINT)
+            assert server.wait(60) == 0
+        finally:
+            server.kill()
 
 
 @pytest.fixture
@@ -69,7 +72,7 @@ def points(page):
 
 def test_the_explorer(page, address):
     page.goto(address)
-    expect(page.locator("#name")).to_have_text("<b>run</b>", timeout=SLOW)  # as text: it is not bold
+    expect(page.locator("#name")).to_have_text("<b>run<b>", timeout=SLOW)  # as text: it is not bold
     expect(page.locator("#which")).to_have_text("generation 4", timeout=SLOW)
     expect(page.locator("#left .reward .scatterlayer")).to_be_visible(timeout=SLOW)
     expect(page.locator("#left .contacts .scatterlayer")).to_be_visible()

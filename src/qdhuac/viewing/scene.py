@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import io
 import threading
 import time
 from typing import Any
@@ -23,7 +25,8 @@ class Scene:
         import viser
 
         self.model = model
-        self._server = viser.ViserServer(host="127.0.0.1", port=port, verbose=False)
+        with contextlib.redirect_stdout(io.StringIO()):  # it praises itself even if it is asked not to
+            self._server = viser.ViserServer(host="127.0.0.1", port=port, verbose=False)
         self._server.gui.configure_theme(control_layout="collapsible", show_logo=False, show_share_button=False)
         self._floor = self._server.scene.add_grid("/floor", width=20, height=20, cell_size=CELL, section_size=4 * CELL)
         self._shown: dict[str, tuple[Trajectory, np.ndarray, np.ndarray, list[Any]]] = {}
