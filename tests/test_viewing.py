@@ -184,6 +184,17 @@ def test_the_explorer_refuses_politely(site):
         assert ask(f"/policy?id={id}")[0] == 409
 
 
+def test_viser_s_page_comes_without_its_tracker(site):
+    _, _, ask = site
+    pytest.importorskip("viser")
+    status, page = ask("/scene/index.html")
+    assert status == 200
+    assert b"assets/index" in page
+    assert b"google" not in page
+    assert b"gtag" not in page
+    assert ask("/scene/../../__init__.py")[0] == 404
+
+
 def test_the_explorer_follows_a_run_that_trains_on(site, make_runner):
     _, _, ask = site
     make_runner("<b>run<b>", again=True, run__generations=8).run()

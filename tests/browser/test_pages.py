@@ -94,7 +94,7 @@ def test_the_explorer(page, address):
     for n in range(many):
         box = points(page).nth(n).bounding_box()
         page.mouse.click(box["x"] + box["width"] / 2, box["y"] + box["height"] / 2)
-        expect(page.locator("#right b")).to_be_visible()
+        expect(page.locator("#right b")).to_be_visible(timeout=SLOW)
         if page.locator("#right b").inner_text() != best:
             break
     assert page.locator("#right b").inner_text() != best

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import json
+import mimetypes
+import re
 import socket
 import threading
 from collections.abc import Callable
 from functools import lru_cache
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from importlib import resources
+from pathlib import Path
 from typing import Any
 from urllib.parse import parse_qs, urlsplit
 
@@ -24,9 +27,10 @@ from qdhuac.viewing.trajectory import Trajectory, simulate
 
 HOST = "127.0.0.1"
 MOST_POINTS = 500  # of a trace: more cannot be seen
+SCENE = "/scene/"
+OURS = "default-src 'self'; style-src 'self' 'unsafe-inline'; img-src 'self' data: blob:"
+VISERS = f"default-src 'self' 'unsafe-inline' 'unsafe-eval' data: blob: ws://{HOST}:*"  # nothing from elsewhere
 HEADERS = {
-    "Content-Security-Policy": "default-src 'self'; script-src 'self'; style-src 'self' 'unsafe-inline'; "
-    f"img-src 'self' data: blob:; frame-src http://{HOST}:*; worker-src blob:",
     "X-Content-Type-Options": "nosniff",
     "Cache-Control": "no-store",
 }
@@ -137,8 +141,11 @@ def serve(explorer: Explorer, port: int, scene_port: int) -> ThreadingHTTPServer
     def answer(path: str, query: dict[str, str]) -> tuple[str, bytes]:
         if path in PAGES:
             return PAGES[path][0], PAGES[path][1]()
+        if path.startswith(SCENE):
+            return _viser(path.removeprefix(SCENE))
         if path == "/run":
-            return "application/json", _json(explorer.run() | {"scene": f"http://{HOST}:{scene_port}"})
+            scene = f"{SCENE}index.html?websocket=ws://{HOST}:{scene_port}"
+            return "application/json", _json(explorer.run() | {"scene": scene})
         if path == "/archive":
             return "application/json", _json(explorer.archive(int(query["generation"])))
         if path == "/show" and query["side"] in SIDES:
@@ -163,6 +170,7 @@ def serve(explorer: Explorer, port: int, scene_port: int) -> ThreadingHTTPServer
             self.send_response(code)
             for name, value in {"Content-Type": kind, "Content-Length": str(len(content)), **HEADERS}.items():
                 self.send_header(name, value)
+            self.send_header("Content-Security-Policy", VISERS if parts.path.startswith(SCENE) else OURS)
             if kind == "application/octet-stream":
                 self.send_header("Content-Disposition", "attachment; filename=policy.safetensors")
             self.end_headers()
@@ -193,6 +201,22 @@ def _plotly() -> bytes:
     from plotly.offline import get_plotlyjs
 
     return get_plotlyjs().encode()
+
+
+def _viser(name: str) -> tuple[str, bytes]:
+    """A file of viser's page, without the visitors' count that it would report to a company."""
+    import viser
+
+    root = (Path(viser.__file__).parent / "client" / "build").resolve()
+    file = (root / name).resolve()
+    if root not in file.parents or not file.is_file():
+        raise KeyError(name)
+    content = file.read_bytes()
+    if file.suffix == ".html":
+        content = re.sub(
+            rb"<script\b(?:(?!</script>).)*gtag(?:(?!</script>).)*</script>", b"", content, flags=re.DOTALL
+        )
+    return mimetypes.guess_type(file.name)[0] or "application/octet-stream", content
 
 
 def _asset(name: str) -> Callable[[], bytes]:

@@ -51,7 +51,8 @@ function drawArchive() {
       line: { width: people.map((i) => (colour(i) ? 3 : 1)), color: people.map((i) => colour(i) || "#333") } },
   });
   const layout = { margin: { l: 50, r: 10, t: 10, b: 45 }, showlegend: false, hovermode: "closest" };
-  const axis = (d) => ({ title: { text: plain(run.labels[d]) }, range: [low[d], high[d]], zeroline: false });
+  const margin = (d) => 0.03 * (high[d] - low[d]); // so that those on the border can be clicked
+  const axis = (d) => ({ title: { text: plain(run.labels[d]) }, range: [low[d] - margin(d), high[d] + margin(d)], zeroline: false });
   let traces;
   if (size === 1) {
     traces = [points(of(0), fitness, "")];
