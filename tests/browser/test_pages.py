@@ -50,6 +50,7 @@ def page():
         page = browser.new_page(viewport={"width": 1300, "height": 950})
         page.set_default_timeout(SLOW)
         page.on("console", lambda m: troubles.append(m.text) if m.type == "error" else None)
+        page.on("response", lambda r: troubles.append(r.url) if r.status >= 400 else None)
         page.on("pageerror", lambda e: troubles.append(str(e)))
         page.on("request", lambda r: None if _is_local(r.url) else troubles.append(r.url))
         yield page

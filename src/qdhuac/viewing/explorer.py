@@ -13,7 +13,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from importlib import resources
 from pathlib import Path
 from typing import Any
-from urllib.parse import parse_qs, urlsplit
+from urllib.parse import parse_qs, unquote, urlsplit
 
 import numpy as np
 
@@ -142,7 +142,7 @@ def serve(explorer: Explorer, port: int, scene_port: int) -> ThreadingHTTPServer
         if path in PAGES:
             return PAGES[path][0], PAGES[path][1]()
         if path.startswith(SCENE):
-            return _viser(path.removeprefix(SCENE))
+            return _viser(unquote(path.removeprefix(SCENE)))
         if path == "/run":
             scene = f"{SCENE}index.html?websocket=ws://{HOST}:{scene_port}"
             return "application/json", _json(explorer.run() | {"scene": scene})
@@ -216,6 +216,7 @@ def _viser(name: str) -> tuple[str, bytes]:
         content = re.sub(
             rb"<script\b(?:(?!</script>).)*gtag(?:(?!</script>).)*</script>", b"", content, flags=re.DOTALL
         )
+        content = re.sub(rb'<link rel="manifest"[^>]*>', b"", content)  # it names an icon that is not there
     return mimetypes.guess_type(file.name)[0] or "application/octet-stream", content
 
 
