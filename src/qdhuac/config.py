@@ -104,6 +104,14 @@ class CriticConfig:
         "value that the critic starts from, in raw units; nan: uniform over the support, a scalar critic in its middle",
     )
 
+    def on_support(self, low: float, high: float) -> CriticConfig:
+        """With a task's own range of returns where the configuration leaves it open."""
+        return dataclasses.replace(
+            self,
+            v_min=low if math.isnan(self.v_min) else self.v_min,
+            v_max=high if math.isnan(self.v_max) else self.v_max,
+        )
+
 
 @dataclasses.dataclass(frozen=True)
 class LearnerConfig:

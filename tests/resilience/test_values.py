@@ -157,7 +157,7 @@ HEALTHY = {
     ],
 )
 def test_symptoms(changes, symptom, words):
-    found = health.symptoms(HEALTHY | changes, (-200.0, 1000.0))
+    found = health.symptoms(HEALTHY | changes, -200.0, 1000.0)
     assert list(found) == ([symptom] if symptom else [])
     assert words in "".join(found.values())
 

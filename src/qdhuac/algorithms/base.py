@@ -190,8 +190,8 @@ def operator_statistics(emission: Emission, evaluation: Evaluation, good: Array,
         mine = (emission.provenance.operator == index) & good
         out[f"{name}/tried"] = jnp.sum(mine)
         out[f"{name}/survived"] = jnp.sum(mine & survived)
-        out[f"{name}/fitness"] = _mean(evaluation.fitness, mine)
-        out[f"{name}/gain"] = _mean(gain, mine & jnp.isfinite(gain))
+        out[f"{name}/fitness"] = jnp.mean(evaluation.fitness, where=mine)
+        out[f"{name}/gain"] = jnp.mean(gain, where=mine & jnp.isfinite(gain))
     return out
 
 
@@ -208,8 +208,3 @@ def _any_bad(tree: Any, size: int, where: Array | None = None) -> Array:
         else:
             out |= jnp.any(where & ~jnp.isfinite(leaf).reshape(*where.shape, -1).all(-1), axis=-1)
     return out
-
-
-def _mean(values: Array, where: Array) -> Array:
-    """Mean over a mask; nan where the mask is empty."""
-    return jnp.sum(jnp.where(where, values, 0.0)) / jnp.where(jnp.any(where), jnp.sum(where), jnp.nan)

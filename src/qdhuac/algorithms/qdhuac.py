@@ -7,7 +7,6 @@ them to the archive by true fitness, store their transitions, then learn for UTD
 from __future__ import annotations
 
 import dataclasses
-import math
 from typing import Any
 
 import jax
@@ -104,13 +103,7 @@ class QDHUAC:
 
 def from_config(config: Config, task: Any, archive: Archive) -> QDHUAC:
     """The algorithm for a task; the support is the task's own where the configuration leaves it open."""
-    low, high = task.support
-    critic = config.critic
-    critic = dataclasses.replace(
-        critic,
-        v_min=low if math.isnan(critic.v_min) else critic.v_min,
-        v_max=high if math.isnan(critic.v_max) else critic.v_max,
-    )
+    critic = config.critic.on_support(*task.support)
     if not critic.v_min < critic.v_max:
         raise UserError(f"critic.v_min={critic.v_min:g}: must be below critic.v_max={critic.v_max:g}")
     return QDHUAC(

@@ -7,8 +7,6 @@ ratio below 1.
 
 from __future__ import annotations
 
-import dataclasses
-import math
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping
 from itertools import pairwise
@@ -113,16 +111,9 @@ def measure() -> Iterator[Result]:
 
 def build(settings: Config) -> tuple[TargetFreeLearner, Replay]:
     """Learner and replay buffer as a run on HalfCheetah has them."""
-    low, high = SPECS["halfcheetah"].support
-    critic = settings.critic
-    critic = dataclasses.replace(
-        critic,
-        v_min=low if math.isnan(critic.v_min) else critic.v_min,
-        v_max=high if math.isnan(critic.v_max) else critic.v_max,
-    )
+    critic = settings.critic.on_support(*SPECS["halfcheetah"].support)
     learner = TargetFreeLearner(Policy(OBS, ACTIONS, settings.policy.hidden), critic, settings.learner)
-    r = settings.replay
-    return learner, Replay(r.capacity, OBS, ACTIONS, r.priority_exponent, r.importance_beta)
+    return learner, Replay.of(settings.replay, OBS, ACTIONS)
 
 
 def _measure(case: str, settings: Config) -> Iterator[Result]:

@@ -89,10 +89,10 @@ def observe(
         # Of the whole batch at the start, of the best agents along their way.
         high = (truth > threshold) & valid[:, times] & (agents if name == "" else top)[:, None]
         out |= {
-            f"probe_{name}return": _mean(truth, counted),
-            f"probe_{name}q": _mean(q, counted),
-            f"probe_{name}q_shadow": _mean(lagging, counted),
-            f"probe_{name}gap": _mean(q - lagging, counted),
+            f"probe_{name}return": jnp.mean(truth, where=counted),
+            f"probe_{name}q": jnp.mean(q, where=counted),
+            f"probe_{name}q_shadow": jnp.mean(lagging, where=counted),
+            f"probe_{name}gap": jnp.mean(q - lagging, where=counted),
             f"probe_{name}high": jnp.sum(high),
             f"probe_{name}missed": jnp.sum(high & (q < threshold)),
             f"probe_{name}missed_shadow": jnp.sum(high & (lagging < threshold)),
@@ -122,8 +122,3 @@ def discounted(reward: Array, terminal: Array, valid: Array, discount: float) ->
 
     _, returns = jax.lax.scan(step, jnp.zeros(len(reward)), (reward.T, terminal.T, valid.T), reverse=True)
     return returns.T
-
-
-def _mean(values: Array, where: Array) -> Array:
-    """Mean over a mask; nan where it is empty."""
-    return jnp.sum(jnp.where(where, values, 0.0)) / jnp.where(jnp.any(where), jnp.sum(where), jnp.nan)

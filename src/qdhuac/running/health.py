@@ -9,13 +9,13 @@ DEAD = 1e-9  # a mean gradient norm below this moves nothing; healthy ones are a
 CLIPPED = 0.1  # share of the target distribution that falls off the support; healthy critics have less than 0.01
 
 
-def symptoms(line: Mapping[str, Any], support: tuple[float, float] | None) -> dict[str, str]:
-    """What is wrong, by name; `support` is the range of discounted returns to expect."""
+def symptoms(line: Mapping[str, Any], low: float, high: float) -> dict[str, str]:
+    """What is wrong, by name; discounted returns are expected between `low` and `high`, nan if nobody knows."""
     found = {}
-    if support is not None and _exploded(line.get("q_mean"), line.get("q_spread"), *support):
+    if _exploded(line.get("q_mean"), line.get("q_spread"), low, high):
         found["values"] = (
             f"the critic's values (mean {line['q_mean']:.3g}, spread {line['q_spread']:.3g}) are far from every return "
-            f"that the task can give ({support[0]:g} to {support[1]:g})"
+            f"that the task can give ({low:g} to {high:g})"
         )
     clipped = max((line.get("clipped_above") or 0.0, "above"), (line.get("clipped_below") or 0.0, "below"))
     if clipped[0] > CLIPPED:

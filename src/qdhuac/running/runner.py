@@ -85,7 +85,7 @@ class Runner:
         self.utd = config.learner.utd if config.algorithm in LEARNING_ALGORITHMS else 0.0
         self._grid = PassiveGrid.over(*task.descriptor_bounds)
         self._offset = task.reward_offset * task.episode_length
-        self._support = _support(config, task)
+        self._critic = config.critic.on_support(*getattr(task, "support", (math.nan, math.nan)))
         self._init = jax.jit(self._fresh)
         self._ask = jax.jit(lambda s: (algorithm.ask(s.algorithm), jax.random.fold_in(s.algorithm.key, 1)))
         self._tell = jax.jit(self._tell_and_measure, donate_argnums=0)
@@ -316,7 +316,7 @@ class Runner:
 
     def _look_after_health(self, line: dict[str, Any]) -> dict[str, int]:
         """Whether the learner has gone astray, for the metrics; each symptom is also told when it is first seen."""
-        found = health.symptoms(line, self._support)
+        found = health.symptoms(line, self._critic.v_min, self._critic.v_max)
         for name, text in found.items():
             if name not in self.counters.warnings:
                 self.counters.warnings[name] = {"first": line["generation"], "generations": 0}
@@ -384,14 +384,6 @@ def versions() -> dict[str, str]:
     """What decides whether a result can be had again."""
     packages = {name: importlib.metadata.version(name) for name in ("jax", "jaxlib", "brax", "mujoco", "mujoco-mjx")}
     return {"qdhuac": qdhuac.__version__, "python": platform.python_version(), "numpy": np.__version__, **packages}
-
-
-def _support(config: Config, task: Task) -> tuple[float, float] | None:
-    """The range of returns to expect: the configuration's, or else the task's."""
-    low, high = getattr(task, "support", (math.nan, math.nan))
-    c = config.critic
-    low, high = low if math.isnan(c.v_min) else c.v_min, high if math.isnan(c.v_max) else c.v_max
-    return None if math.isnan(low) or math.isnan(high) else (low, high)
 
 
 def _newcomers(before: Individuals, after: Individuals, most: int) -> tuple[Array, Individuals]:
