@@ -106,7 +106,7 @@ class Runner:
         if found.arrays is None:
             self.start()
         else:
-            template = jax.eval_shape(self._fresh, jax.random.key(self.config.run.seed))
+            template = self._init.eval_shape(jax.random.key(self.config.run.seed))
             self.state = unflatten(template, found.arrays, str(found.path))
             try:
                 self.counters = Counters(**found.record["counters"])
@@ -335,7 +335,7 @@ class Runner:
 
     def _require_memory(self) -> None:
         """Refuse a state that cannot fit, rather than be ended by the kernel when it has half filled up."""
-        shapes = jax.eval_shape(self._fresh, jax.random.key(0))
+        shapes = self._init.eval_shape(jax.random.key(0))  # what it traces, the first call uses again
         needed = sum(leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves(shapes))
         present = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
         if needed > present:
