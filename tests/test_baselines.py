@@ -139,7 +139,7 @@ def test_stopped_and_resumed_equals_uninterrupted_however_it_is_chunked(trained,
     whole = run(name, tmp_path / "whole", run__generations=2)
     stop = Stop()
     part = run(name, tmp_path / "part", run__generations=2, stop=stop, progress=StopAt(stop))
-    assert part.pending is not None
+    assert part.books.pending is not None
     part.folder.unlock()
     rest = run(name, tmp_path / "part", run__generations=2, again=True)
     assert lines(rest) == lines(whole) == trained[-1][:2]

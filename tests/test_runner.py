@@ -93,7 +93,7 @@ def test_stopped_and_resumed_equals_uninterrupted(make_runner, learning, phase, 
     part = make_runner("part", learning=learning, stop=stop, progress=StopAt(stop, phase, nth, done))
     assert not part.run()
     assert stop.exit_code == 143
-    assert (part.pending is not None) == (learning and done < 28)
+    assert (part.books.pending is not None) == (learning and done < 28)
     part.folder.unlock()
     rest = make_runner("part", learning=learning, again=True)
     assert rest.run()

@@ -305,13 +305,13 @@ def run(settings: Config, folder: Any, new: bool, log: str | None = None, task: 
             else:
                 runner.restore()
             folder.write_config(settings)
-            runner.log = loggers.make(log, folder.path, settings)
+            runner.books.log = loggers.make(log, folder.path, settings)
             try:
                 finished = runner.run()
             finally:
-                ended = runner.warnings
-                if runner.log:
-                    runner.log.close()
+                ended = runner.books.warnings
+                if runner.books.log:
+                    runner.books.log.close()
         except Exception as error:
             if isinstance(error, MemoryError) or "RESOURCE_EXHAUSTED" in str(error):
                 raise RunFailed(f"{folder.path}: out of memory; lower replay.capacity or emitter.batch_size") from None

@@ -46,7 +46,7 @@ def test_a_disk_that_fills_up_ends_the_run_with_one_line_and_it_goes_on_later(ma
                         file.write(bytes(4096))
                         file.flush()
 
-    runner.progress = Fill()
+    runner.books.progress = Fill()
     with pytest.raises(RunFailed, match=r"cannot save \(No space left on device\); the last checkpoint is intact"):
         runner.run()
     assert checkpoint.load(runner.folder.checkpoints).record["counters"]["generation"] == 2

@@ -37,7 +37,7 @@ def test_stopped_and_resumed_equals_uninterrupted(algorithm, phase, tmp_path):
     stop = Stop()
     part = run(algorithm, tmp_path / "part", stop=stop, progress=StopAt(stop, phase), **values)
     assert part.counters.generation < 3
-    assert (part.pending is not None) == (phase[0] == "learning")
+    assert (part.books.pending is not None) == (phase[0] == "learning")
     part.folder.unlock()
     rest = run(algorithm, tmp_path / "part", again=True, **values)
     assert lines(rest) == lines(whole)

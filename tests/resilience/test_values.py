@@ -187,7 +187,7 @@ def test_a_diverging_critic_is_told_at_once_in_the_metrics_and_at_the_end(make_r
     assert not any(row["warning_gradients"] for row in rows)
     assert len(runner.progress.said) == 1
     assert "generation 5" in runner.progress.said[0]
-    assert runner.warnings[0].startswith("in 2 of 6 generations, first in 5: the critic's values (mean 64")
+    assert runner.books.warnings[0].startswith("in 2 of 6 generations, first in 5: the critic's values (mean 64")
 
     # It is remembered across a stop, and the command says it last.
     runner.folder.unlock()
