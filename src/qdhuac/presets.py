@@ -13,6 +13,7 @@ PRESETS: dict[str, dict[str, Any]] = {
     "laptop": {
         "archive.capacity": 50,
         "critic.width": 128,
+        "critic.initial_value": 0.0,
         "learner.batch_size": 128,
         "learner.utd": 1.0,
         "emitter.exploration_rollouts": 2,

@@ -127,6 +127,7 @@ def traced(settings: config.Config, folder: rundir.RunDir, new: bool) -> int:
     from reach import STEPS, ReachTask
 
     from qdhuac.running.build import build_algorithm
+    from qdhuac.running.ring import Ring
     from qdhuac.running.runner import Runner
 
     task = ReachTask(contacts=settings.algorithm == "qd_pg")
@@ -136,11 +137,12 @@ def traced(settings: config.Config, folder: rundir.RunDir, new: bool) -> int:
     runner._require_memory()
 
     def generation(key: jax.Array) -> object:
-        state = runner._fresh(key)
+        ring = Ring.of(task, runner.algorithm)
+        state = ring.init(key)
         emission = runner.algorithm.ask(state.algorithm)
         evaluation = task.evaluate(emission.genotypes, key, emission.exploration)
-        state, _ = runner._tell_and_measure(state, emission, evaluation)
-        return runner._learn_some(state, jax.numpy.int32(1))
+        state, *_ = ring.tell(state, emission, evaluation)
+        return ring.learn(state, jax.numpy.int32(1))
 
     jax.eval_shape(generation, jax.random.key(0))
     return 0

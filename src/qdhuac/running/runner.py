@@ -6,30 +6,20 @@ import contextlib
 import os
 import time
 from collections.abc import Iterator
-from typing import Any, NamedTuple
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 
-from qdhuac.algorithms.base import screen
-from qdhuac.analysis.metrics import PassiveGrid, archive_scores, scores
 from qdhuac.config import Config
 from qdhuac.errors import RunFailed, UserError
 from qdhuac.running import checkpoint
 from qdhuac.running.arrays import flatten, unflatten
 from qdhuac.running.books import Books, Counters, Pending
 from qdhuac.running.progress import Progress
+from qdhuac.running.ring import Ring
 from qdhuac.running.rundir import HISTORY, RunDir
 from qdhuac.running.stopping import Stop
-from qdhuac.types import Algorithm, Array, Emission, Evaluation, Individuals, Task
-
-
-class RunState(NamedTuple):
-    """What lives on the device: the algorithm's own state and the grid that every algorithm is measured on."""
-
-    algorithm: Any
-    grid: Array
+from qdhuac.types import Algorithm, Individuals, Task
 
 
 class Runner:
@@ -48,12 +38,9 @@ class Runner:
         self.books = Books(config, task, folder, progress)
         self.progress = self.books.progress
         self.stop = stop if stop is not None else Stop()
-        self._grid = PassiveGrid.over(*task.descriptor_bounds)
-        self._offset = task.reward_offset * task.episode_length
-        self._init = jax.jit(self._fresh)
-        self._ask = jax.jit(lambda s: (algorithm.ask(s.algorithm), jax.random.fold_in(s.algorithm.key, 1)))
-        self._tell = jax.jit(self._tell_and_measure, donate_argnums=0)
-        self._learn = jax.jit(self._learn_some, donate_argnums=0)
+        ring = Ring.of(task, algorithm)
+        self._init, self._ask = jax.jit(ring.init), jax.jit(ring.ask)
+        self._tell, self._learn = (jax.jit(function, donate_argnums=0) for function in (ring.tell, ring.learn))
 
     @property
     def counters(self) -> Counters:
@@ -144,30 +131,6 @@ class Runner:
             self._check_budget()
         return True
 
-    # What is compiled
-
-    def _fresh(self, key: Array) -> RunState:
-        return _strong(RunState(self.algorithm.init(key), self._grid.init()))
-
-    def _tell_and_measure(
-        self, state: RunState, emission: Emission, evaluation: Evaluation
-    ) -> tuple[RunState, dict[str, Array], tuple[Array, Individuals]]:
-        offspring, _, _ = screen(emission, evaluation)
-        grid = self._grid.add(state.grid, offspring.fitness, offspring.descriptor)
-        told, record = self.algorithm.tell(state.algorithm, emission, evaluation)
-        record = {
-            **scores(grid, self._offset),
-            **archive_scores(told.archive.fitness, self._offset),
-            **record,
-            "steps": jnp.sum(evaluation.steps),
-        }
-        newcomers = _newcomers(state.algorithm.archive, told.archive, len(offspring.fitness))
-        return _strong(RunState(told, grid)), record, newcomers
-
-    def _learn_some(self, state: RunState, updates: Array) -> tuple[RunState, dict[str, Array]]:
-        learnt, metrics = self.algorithm.learn(state.algorithm, updates)
-        return _strong(state._replace(algorithm=learnt)), metrics
-
     # Bookkeeping
 
     def _check_budget(self) -> None:
@@ -200,22 +163,7 @@ class Runner:
         pending.times[phase] += time.monotonic() - before
 
 
-def _newcomers(before: Individuals, after: Individuals, most: int) -> tuple[Array, Individuals]:
-    """The slots [most] that changed hands, -1 where there are no more, and who is there now, without genotypes."""
-    (slots,) = jnp.nonzero(before.provenance.id != after.provenance.id, size=most, fill_value=-1)
-    return slots, jax.tree.map(lambda x: x[slots], after._replace(genotypes=None))
-
-
 def _everybody(archive: Individuals) -> tuple[np.ndarray, Individuals]:
-    """The occupied slots as `_newcomers` gives them."""
+    """The occupied slots and who is there, as newcomers."""
     slots = np.arange(len(archive.fitness))
     return np.where(np.isfinite(archive.fitness), slots, -1), archive
-
-
-def _strong(tree: Any) -> Any:
-    """Without weak types, which a checkpoint does not keep: a resumed run must be the same program."""
-
-    def strong(x: Array) -> Array:
-        return x if jnp.issubdtype(x.dtype, jax.dtypes.prng_key) else jax.lax.convert_element_type(x, x.dtype)
-
-    return jax.tree.map(strong, tree)
