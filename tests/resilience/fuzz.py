@@ -121,7 +121,7 @@ def configuration(good: str, chance: random.Random) -> bytes:
     return body + f"{rundir._CHECKSUM}{hashlib.sha256(body).hexdigest()}\n".encode()
 
 
-def traced(settings: config.Config, folder: rundir.RunDir, new: bool) -> int:
+def traced(settings: config.Config, folder: rundir.RunDir, **_: object) -> int:
     """In place of a run: see that every compiled part of a generation can be traced."""
     import jax
     from reach import STEPS, ReachTask
@@ -148,7 +148,7 @@ def traced(settings: config.Config, folder: rundir.RunDir, new: bool) -> int:
     return 0
 
 
-def accepted(settings: config.Config, folder: rundir.RunDir, new: bool) -> int:
+def accepted(*_: object, **__: object) -> int:
     """In place of a run, where there is no time to trace each of them."""
     return 0
 
@@ -193,7 +193,7 @@ def fuzz(times: int, where: Path, seed: int = 0, trace: bool = True) -> dict:
             else:
                 line = arguments(chance)
             with (
-                mock.patch.object(cli, "_run", traced if trace else accepted),
+                mock.patch.object(cli, "run", traced if trace else accepted),
                 mock.patch.object(cli, "bench", return_value=0),
                 mock.patch.object(cli, "doctor", return_value=0),
             ):
