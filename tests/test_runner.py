@@ -10,7 +10,7 @@ import sys
 import jax
 import numpy as np
 import pytest
-from conftest import ToyLearner, ToyTask, toy_algorithm, toy_config
+from conftest import ToyLearner, ToyTask, toy_algorithm
 
 from qdhuac.errors import RunFailed, UserError
 from qdhuac.running import checkpoint
@@ -278,40 +278,3 @@ def test_not_a_metrics_file(make_runner):
     shutil.rmtree(runner.folder.checkpoints)
     with pytest.raises(UserError, match="line 1 is not an object"):
         runner.folder.read_metrics()
-
-
-def test_displays_show_the_four_metrics_and_the_time_left(capsys):
-    from rich.console import Console
-
-    from qdhuac.running.progress import LiveDisplay, Plain
-
-    line = {
-        "generation": 1,
-        "env_steps": 60,
-        "gradient_updates": 0,
-        "qd_score": 1234.5,
-        "coverage": 0.25,
-        "max_fitness": None,
-        "qd_score_auc": 1e9,
-        "archive_size": 5,
-        "wall_s": 10.0,
-        "time_learn": 0.0,
-    }
-    later = {**line, "generation": 2, "env_steps": 120, "wall_s": 12.0, "gradient_updates": 30, "time_learn": 1.5}
-    settings = toy_config(learning=True)
-    live, plain = LiveDisplay(settings), Plain(settings)
-    for display in (live, plain):
-        display.generation(line)
-        display.generation(later)
-    live.phase("learning", 7, 30)
-    console = Console(width=80)
-    with console.capture() as captured:
-        console.print(live.render())
-    live.close()
-    plain.close()
-    for text in (captured.get(), capsys.readouterr().out):
-        for word in ("1,234", "25.0 %", "–", "1.000e+09", "30.0 steps/s", "20.0 updates/s", "ETA 0:08"):
-            assert word in text, (word, text)
-    assert "learning 7 of 30" in captured.get()
-    assert max(map(len, captured.get().splitlines())) <= 80
-    assert captured.get().count("\n") == 4

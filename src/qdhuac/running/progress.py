@@ -14,6 +14,10 @@ if TYPE_CHECKING:
     from rich.console import RenderableType
 
 PLAIN_INTERVAL = 5.0  # seconds between two plain lines
+METRICS = {"qd_score": "QD score", "coverage": "coverage", "max_fitness": "max fitness", "qd_score_auc": "QD score AUC"}
+AGO = 10  # generations that a trend looks back
+COLUMNS = 24  # of a small curve
+BLOCKS = "▁▂▃▄▅▆▇█"
 
 
 class Progress(Protocol):
@@ -52,6 +56,14 @@ class Pace(NamedTuple):
     updates_per_s: float | None
     eta_s: float | None
 
+    def after(self, seconds: float) -> Pace:
+        """The same, so many seconds later: a generation takes minutes, and the clock should not stand still."""
+        if not self.eta_s:
+            return self
+        left = max(0.0, self.eta_s - seconds)
+        share = 1 - (1 - self.share) * left / self.eta_s
+        return self._replace(share=min(share, max(self.share, 0.99)), eta_s=left)  # the end is when it is there
+
 
 class Meter:
     """Rates over the last generations; the first one of a session is left out, because it compiles."""
@@ -73,19 +85,49 @@ class Meter:
         return Pace(share, steps, updates or None, max(0.0, min(left)))
 
 
+class Trend:
+    """The four metrics since the session began."""
+
+    def __init__(self) -> None:
+        self._values: dict[str, list[float | None]] = {name: [] for name in METRICS}
+
+    def add(self, line: Mapping[str, Any]) -> None:
+        for name, values in self._values.items():
+            values.append(line[name])
+
+    def change(self, name: str) -> float | None:
+        """The difference to `AGO` generations ago, or to the first; None while nothing is known."""
+        values = self._values[name]
+        now, before = values[-1], values[max(0, len(values) - 1 - AGO)]
+        return None if len(values) < 2 or now is None or before is None else now - before
+
+    def spark(self, name: str) -> str:
+        """A small curve of all values so far."""
+        known = [value for value in self._values[name] if value is not None]
+        if len(known) < 2:
+            return ""
+        columns = min(len(known), COLUMNS)
+        shown = [known[round(i * (len(known) - 1) / (columns - 1))] for i in range(columns)]
+        low, span = min(shown), max(shown) - min(shown)
+        return "".join(BLOCKS[round((value - low) / (span or 1) * (len(BLOCKS) - 1))] for value in shown)
+
+
 class Plain:
     """One line every few seconds, for logs."""
 
     def __init__(self, config: Config) -> None:
-        self._meter, self._last = Meter(config), -PLAIN_INTERVAL
+        self._meter, self._trend, self._last = Meter(config), Trend(), -PLAIN_INTERVAL
         self._unsaid: str | None = None
 
     def phase(self, name: str, done: int = 0, total: int = 0) -> None: ...
 
     def generation(self, line: Mapping[str, Any]) -> None:
         """A line now, or later if the last one was a moment ago."""
-        facts = [f"{name} {value}" for name, value in _facts(line).items()]
-        self._unsaid = "  ".join([*facts, *_speed(self._meter.add(line))])
+        self._trend.add(line)
+        facts = [f"generation {line['generation']:,}", f"steps {line['env_steps']:,}"]
+        for name, label in METRICS.items():
+            facts.append(f"{label} {_value(name, line[name])}{_arrow(self._trend.change(name), ' ')}")
+        self._unsaid = "  ".join([*facts, f"archive {line['archive_size']:,}", *_speed(self._meter.add(line))])
         if time.monotonic() - self._last >= PLAIN_INTERVAL:
             self._say()
 
@@ -102,17 +144,21 @@ class Plain:
 
 
 class LiveDisplay:
-    """A bar with the time that is left, and the metrics below it."""
+    """A bar with the time that is left, the metrics with their trend below it, and what is going on now."""
 
     def __init__(self, config: Config) -> None:
         from rich.console import Console
         from rich.live import Live
+        from rich.spinner import Spinner
 
-        self._meter = Meter(config)
+        self._meter, self._trend = Meter(config), Trend()
         self._title = f"{config.algorithm} · {config.task.name} · seed {config.run.seed}"
         self._phase, self._done, self._total = "starting", 0, 0
         self._line: Mapping[str, Any] | None = None
         self._pace: Pace | None = None
+        self._began = self._line_at = time.monotonic()
+        self._warnings = 0
+        self._spinner = Spinner("dots")
         self._console = Console()
         self._live = Live(get_renderable=self.render, console=self._console, refresh_per_second=4)
         self._live.start()
@@ -121,13 +167,16 @@ class LiveDisplay:
         self._phase, self._done, self._total = name, done, total
 
     def generation(self, line: Mapping[str, Any]) -> None:
-        self._line, self._pace = line, self._meter.add(line)
+        self._trend.add(line)
+        self._line, self._pace, self._line_at = line, self._meter.add(line), time.monotonic()
 
     def note(self, text: str) -> None:
-        self._console.print(text, markup=False, highlight=False, soft_wrap=True)
+        self._warnings += text.startswith("warning")
+        style = "yellow" if text.startswith("warning") else None
+        self._console.print(text, style=style, markup=False, highlight=False, soft_wrap=True)
 
     def close(self) -> None:
-        self._phase = "done"
+        self._phase, self._total = "done", 0
         self._live.stop()
 
     def render(self) -> RenderableType:
@@ -137,16 +186,32 @@ class LiveDisplay:
         from rich.table import Table
         from rich.text import Text
 
-        share = self._pace.share if self._pace else 0.0
+        now = time.monotonic()
+        pace = self._pace.after(now - self._line_at) if self._pace else Pace(0.0, None, None, None)
         bar = Table.grid(padding=(0, 1))
-        bar.add_row(Text(self._title, "bold"), ProgressBar(total=1.0, completed=share, width=24), f"{share:4.0%}")
+        bar.add_row(
+            Text(self._title, "bold"), ProgressBar(total=1.0, completed=pace.share, width=24), f"{pace.share:4.0%}"
+        )
         doing = f"{self._phase} {self._done:,} of {self._total:,}" if self._total else self._phase
-        if self._line is None or self._pace is None:
-            return Group(bar, Text(f"{doing} (the first generation compiles, which takes a while)", "dim"))
-        facts = _facts(self._line)
-        table = Table(*facts, box=None, pad_edge=False, header_style="dim", padding=(0, 2, 0, 0))
-        table.add_row(*facts.values(), style="cyan")
-        return Group(bar, table, Text(" · ".join([*_speed(self._pace), doing]), "dim"))
+        if self._line is None:
+            doing += " (the first generation compiles, which takes a while)"
+        state = Text(doing, "dim")
+        if self._warnings:
+            state.append(f" · {self._warnings} warning{'s' * (self._warnings > 1)}, see above", "not dim yellow")
+        self._spinner.update(text=state)
+        below = self._spinner if self._phase != "done" else state
+        speed = Text(" · ".join([*_speed(pace), f"running for {duration(now - self._began)}"]), "dim")
+        if self._line is None:
+            return Group(bar, speed, below)
+        table = Table("", "now", "so far", f"last {AGO} generations", box=None, pad_edge=False, header_style="dim")
+        table.columns[1].justify = table.columns[3].justify = "right"
+        for name, label in METRICS.items():
+            change = self._trend.change(name)
+            difference = "" if change is None else _value(name, change, sign="+") + _arrow(change, " ")
+            table.add_row(label, Text(_value(name, self._line[name]), "bold cyan"), self._trend.spark(name), difference)
+        counts = (("generation", "generation"), ("env_steps", "steps"), ("gradient_updates", "updates"))
+        sums = [f"{label} {self._line[name]:,}" for name, label in (*counts, ("archive_size", "archive"))]
+        return Group(bar, table, Text(" · ".join(sums), "dim"), speed, below)
 
 
 def make(config: Config) -> Progress:
@@ -154,16 +219,14 @@ def make(config: Config) -> Progress:
     return LiveDisplay(config) if sys.stdout.isatty() else Plain(config)
 
 
-def _facts(line: Mapping[str, Any]) -> dict[str, str]:
-    return {
-        "generation": f"{line['generation']:,}",
-        "steps": f"{line['env_steps']:,}",
-        "QD score": number(line["qd_score"]),
-        "coverage": f"{100 * (line['coverage'] or 0):.1f} %",
-        "max fitness": number(line["max_fitness"]),
-        "QD AUC": number(line["qd_score_auc"]),
-        "archive": f"{line['archive_size']:,}",
-    }
+def _value(name: str, value: float | None, sign: str = "") -> str:
+    text = f"{100 * (value or 0):.1f} %" if name == "coverage" else number(value)
+    return sign + text if value is not None and value > 0 else text
+
+
+def _arrow(change: float | None, before: str) -> str:
+    """Which way it goes; nothing while that is not known."""
+    return "" if change is None else before + ("↑" if change > 0 else "↓" if change < 0 else "=")
 
 
 def _speed(pace: Pace) -> list[str]:
