@@ -9,12 +9,14 @@ from http.client import HTTPConnection
 import jax
 import numpy as np
 import pytest
+from conftest import toy_config
 from PIL import Image
 from safetensors.numpy import load
 
 from qdhuac.cli import main
 from qdhuac.errors import UserError
 from qdhuac.running import repertoire
+from qdhuac.running.rundir import RunDir
 from qdhuac.tasks.native import NativeLocomotion
 from qdhuac.viewing import explorer, video
 from qdhuac.viewing.scene import geom_mesh
@@ -95,13 +97,17 @@ def run(make_runner):
         (["render", "RUN", "--output", "no/such/a.gif"], "no file can be written there"),
         (["render", "RUN", "--output", "a.gif", "--policy", "worst"], "--policy 'worst'"),
         (["render", "RUN", "--output", "a.gif", "--policy", "16"], "best or a number from 0 to"),
+        (["render", "OWN"], "its robot cannot be shown"),
+        (["view", "OWN"], "its robot cannot be shown"),
         (["view", "RUN", "--port", "0"], "--port '0'"),
         (["view", "nowhere"], "no such folder"),
     ],
 )
 def test_bad_input_is_one_line(run, capsys, monkeypatch, tmp_path, arguments, text):
     monkeypatch.chdir(tmp_path)
-    assert main([str(run.path) if a == "RUN" else a for a in arguments]) == 2
+    RunDir.create(tmp_path / "own", toy_config(task__name="own")).unlock()
+    places = {"RUN": str(run.path), "OWN": str(tmp_path / "own")}
+    assert main([places.get(a, a) for a in arguments]) == 2
     error = capsys.readouterr().err
     assert text in error
     assert error.count("\n") == 1
@@ -160,20 +166,41 @@ def test_the_explorer_answers_from_the_files(site):
     best = int(arrays["fitness"].argmax())
     id = int(arrays["provenance/id"][best])
     assert about["best"] == id
+    assert about["operators"] == {"0": "random", "1": "Iso+Line"}
+    ever = [fitness for g in range(1, 7) for fitness in ask(f"/archive?generation={g}")[1]["fitness"]]
+    assert about["fitness"] == [min(ever), max(ever)]
     _, one = ask(f"/show?side=right&id={id}")
     assert one["fitness"] == arrays["fitness"][best]
     assert one["lineage"][0]["id"] == id
     assert one["reward"] == [1.0, None]
     assert one["contacts"] == [[1, 1], [0, 0]]
-    assert list(stage.shown) == ["right"]
+    assert stage.shown["right"] is not None
+    assert ask("/clear?side=right")[0] == 200
+    assert stage.shown == {"right": None}
     content = load(ask(f"/policy?id={id}")[1])
     np.testing.assert_array_equal(content["x"], arrays["genotypes/x"][best])
+
+
+def test_a_long_trace_is_thinned_but_no_touch_is_lost():
+    contacts = np.zeros((1000, 2), bool)
+    contacts[7, 1] = True
+    traces = explorer._traces(Trajectory(np.zeros((1001, 1)), np.ones(1000), contacts, 0.05))
+    assert len(traces["time"]) == len(traces["reward"]) == len(traces["contacts"][0]) <= explorer.MOST_POINTS
+    assert [sum(foot) for foot in traces["contacts"]] == [0, 1]
+    assert traces["fitness_here"] == 1000
 
 
 def test_the_explorer_refuses_politely(site):
     _, stage, ask = site
     assert ask("/run", host="elsewhere.example:80")[0] == 404
-    for path in ("/nothing", "/archive", "/archive?generation=x", "/show?side=top&id=1", "/../config.toml"):
+    for path in (
+        "/nothing",
+        "/archive",
+        "/archive?generation=x",
+        "/show?side=top&id=1",
+        "/clear?side=top",
+        "/../config.toml",
+    ):
         assert ask(path)[0] == 404, path
     assert ask("/show?side=left&id=99999") == (409, {"error": "id 99999: was never in this archive"})
     assert b"<b>run" not in ask("/")[1]  # the page is the same for every run: names come as JSON
@@ -192,6 +219,7 @@ def test_viser_s_page_comes_without_its_tracker(site):
     assert b"assets/index" in page
     assert b"google" not in page
     assert b"gtag" not in page
+    assert ask("/logo.svg")[0] == 200
     assert ask("/scene/../../__init__.py")[0] == 404
 
 

@@ -6,9 +6,11 @@ import argparse
 import contextlib
 import importlib.util
 import json
+import os
 import socket
 import sys
 import time
+import webbrowser
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NoReturn
@@ -152,14 +154,16 @@ def render(arguments: argparse.Namespace) -> int:
     from qdhuac.running.rundir import REPERTOIRE, RunDir
     from qdhuac.viewing import video
 
-    output = Path(arguments.output)
-    video.check_output(output)
+    name = "best" if arguments.policy == "best" else f"policy-{arguments.policy}"
+    output = Path(arguments.output) if arguments.output is not None else Path(arguments.run_dir) / f"{name}.mp4"
     best = arguments.policy == "best"
     index = 0 if best else _whole_number("--policy", arguments.policy, 0, 2**31 - 1)
     seed = _whole_number("--seed", arguments.seed, 0, 2**31 - 1)
     seconds = _whole_number("--seconds", arguments.seconds, 1, 100_000)
     folder = RunDir.open(Path(arguments.run_dir))
+    video.check_output(output)
     settings = folder.read_config()
+    _require_robot(folder, settings)
     arrays, _ = repertoire.find(folder)
     _warn(folder.notes)
     size = len(arrays["fitness"])
@@ -197,6 +201,7 @@ def view(arguments: argparse.Namespace) -> int:
 
     folder = RunDir.open(Path(arguments.run_dir))
     settings = folder.read_config()
+    _require_robot(folder, settings)
     if not folder.read_metrics():
         raise UserError(f"{folder.path}: no generation has ended yet, so there is nothing to see")
     arrays, _ = repertoire.find(folder)
@@ -220,7 +225,10 @@ def view(arguments: argparse.Namespace) -> int:
     scene = Scene(task.robot.model, scene_port)
     try:
         with explorer.serve(explorer.Explorer(folder, task, scene), port, scene_port) as server:
-            print(f"open http://{explorer.HOST}:{port} in a browser; Ctrl-C ends", flush=True)
+            address = f"http://{explorer.HOST}:{port}"
+            print(f"open {address} in a browser; Ctrl-C ends", flush=True)
+            if not arguments.no_browser and (os.environ.get("DISPLAY") or os.environ.get("WAYLAND_DISPLAY")):
+                webbrowser.open(address)
             with contextlib.suppress(KeyboardInterrupt):
                 server.serve_forever()
     finally:
@@ -382,6 +390,12 @@ def _whole_number(flag: str, text: str, low: int, high: int) -> int:
     return value
 
 
+def _require_robot(folder: Any, settings: Config) -> None:
+    """Refuse a run on a task of the user's own: the folder does not have its robot."""
+    if settings.task.name == config.OWN:
+        raise UserError(f"{folder.path}: its task is one of your own, so its robot cannot be shown; try qdhuac report")
+
+
 def _require_port(port: int) -> None:
     """Refuse a port that is taken, before anything is loaded."""
     try:
@@ -456,12 +470,13 @@ def _parser() -> Parser:
     sub = command("render", render, "film an individual of a run's archive")
     sub.add_argument("run_dir", metavar="RUN_DIR")
     sub.add_argument("--policy", default="best", metavar="best|N", help="the fittest (default), or its number, from 0")
-    sub.add_argument("--output", required=True, metavar="FILE", help="a file that ends in .mp4 or .gif")
+    sub.add_argument("--output", metavar="FILE", help="a file that ends in .mp4 or .gif; default RUN_DIR/best.mp4")
     sub.add_argument("--seed", default="0", metavar="N", help="seed of the start, default 0")
     sub.add_argument("--seconds", default="100000", metavar="N", help="simulated time; default the whole episode")
     sub = command("view", view, "look at a run in the browser: its archive through the generations, robots that walk")
     sub.add_argument("run_dir", metavar="RUN_DIR")
     sub.add_argument("--port", default="8080", metavar="N", help="port on this machine, default 8080")
+    sub.add_argument("--no-browser", action="store_true", help="do not open a browser, only say the address")
     sub = command("study", study, "all runs of one of the paper's figures; goes on where it was stopped")
     sub.add_argument("name", metavar="NAME", help=f"one of: {', '.join(STUDIES)}")
     sub.add_argument("--scale", default="laptop", help="smoke (minutes), laptop (hours, default) or paper")

@@ -30,7 +30,9 @@ def address(run):
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
-    with subprocess.Popen([*CLI, "view", str(run), "--port", str(port)], stdout=subprocess.PIPE, text=True) as server:
+    with subprocess.Popen(
+        [*CLI, "view", str(run), "--no-browser", "--port", str(port)], stdout=subprocess.PIPE, text=True
+    ) as server:
         try:
             assert server.stdout.readline() == f"open http://127.0.0.1:{port} in a browser; Ctrl-C ends\n"
             yield f"http://127.0.0.1:{port}"
@@ -106,14 +108,58 @@ def test_the_explorer(page, address):
         page.locator("#right a").click()
     assert download.value.suggested_filename == "policy.safetensors"
 
+    page.locator("#right button").click()
+    expect(page.locator("#right")).to_contain_text("click an individual to compare")
+
     # The slider goes back in time; the filter hides an operator.
     page.locator("#generation").fill("1")
     expect(page.locator("#which")).to_have_text("generation 1")
     expect(page.locator("#count")).not_to_have_text(re.compile(rf"^{many} of"))
     page.locator("#generation").fill("4")
-    page.locator("#operators label", has_text="isoline").locator("input").uncheck()
+    page.locator("#operators label", has_text="Iso+Line").locator("input").uncheck()
     expect(page.locator("#count")).to_have_text(re.compile(rf"^(?!{many} ).* of {many} individuals"))
     assert page.locator("#trouble").inner_text() == ""
+
+
+def change(page, name, function):
+    """Let the server's answers to one question go through a function."""
+
+    def answer(route):
+        content = route.fetch().json()
+        function(content)
+        route.fulfill(json=content)
+
+    page.route(re.compile(rf"/{name}(\?|$)"), answer)
+
+
+@pytest.mark.parametrize(("size", "maps"), [(1, 1), (4, 6)])
+def test_one_descriptor_is_a_strip_and_four_are_pairs(page, address, size, maps):
+    change(page, "run", lambda run: run.update(labels=["<i>foot"] * size, bounds=[[0.0] * size, [1.0] * size]))
+    change(page, "archive", lambda a: a.update(descriptor=[(2 * d)[:size] for d in a["descriptor"]]))
+    page.goto(address)
+    expect(page.locator("#left .reward .scatterlayer")).to_be_visible(timeout=SLOW)
+    assert page.locator("#archive .xtitle, #archive [class^=x][class$=title]").first.text_content() == "<i>foot"
+    assert page.locator("#archive .cartesianlayer > .subplot").count() == maps
+    assert points(page).count() % maps == 0
+    shoot(page, f"descriptors-{size}")
+    points(page).last.click(force=True)
+    expect(page.locator("#left b")).to_be_visible(timeout=SLOW)
+
+
+def test_it_plays_and_follows_a_run_that_goes_on(page, address):
+    goal = [2]
+    change(page, "run", lambda run: run.update(last=goal[0]))
+    page.goto(address)
+    expect(page.locator("#which")).to_have_text("generation 2", timeout=SLOW)
+    expect(page.locator("#count")).to_have_text(re.compile(r"\d+ of \d+"), timeout=SLOW)
+    first = page.locator("#count").inner_text()
+    goal[0] = 4
+    expect(page.locator("#which")).to_have_text("generation 4", timeout=SLOW)
+    expect(page.locator("#count")).not_to_have_text(first, timeout=SLOW)
+    page.locator("#play").click()
+    expect(page.locator("#play")).to_have_text("pause")
+    expect(page.locator("#play")).to_have_text("play", timeout=SLOW)
+    expect(page.locator("#which")).to_have_text("generation 4")
 
 
 def test_the_report_opens_from_disk(page, run):

@@ -33,7 +33,7 @@ EVALUATED = {
     "mean_fitness": "mean fitness",
 }
 POLICY = "default-src 'none'; style-src 'unsafe-inline'; img-src data:"  # no script runs, nothing is fetched
-ANIMATED = "6"  # seconds of the best individual
+ANIMATED = "3"  # seconds of the best individual
 PATIENCE = 300  # seconds for the process that films it
 MOST_POINTS = 1000  # of a curve: more cannot be seen
 Row = Mapping[str, Any]
@@ -75,7 +75,8 @@ def write_report(folder: RunDir) -> Path:
         if (folder.path / REPERTOIRE).exists():
             folder.notes.append(str(error))
         found = None
-    film = _film(folder) if found is not None and found[1].get("policy") and len(found[0]["fitness"]) else ""
+    known = settings.task.name != config.OWN
+    film = _film(folder) if known and found is not None and found[1].get("policy") and len(found[0]["fitness"]) else ""
     page = render(folder.path.absolute().name, settings, rows, found, _evaluation(folder), film)
     path = folder.path / REPORT
     try:

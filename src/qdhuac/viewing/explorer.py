@@ -28,6 +28,7 @@ from qdhuac.viewing.trajectory import Trajectory, simulate
 HOST = "127.0.0.1"
 MOST_POINTS = 500  # of a trace: more cannot be seen
 SCENE = "/scene/"
+NOTHING = b'<svg xmlns="http://www.w3.org/2000/svg"/>'
 OURS = "default-src 'self'; style-src 'self' 'unsafe-inline'; img-src 'self' data: blob:"
 VISERS = f"default-src 'self' 'unsafe-inline' 'unsafe-eval' data: blob: ws://{HOST}:*"  # nothing from elsewhere
 HEADERS = {
@@ -63,10 +64,9 @@ class Explorer:
 
     def run(self) -> dict[str, Any]:
         """What the page says about the run as a whole."""
-        from qdhuac.types import OPERATORS
-
         with self._lock:
             self.refresh()
+            h = self.history
             return {
                 "name": self.folder.path.absolute().name,
                 "title": f"{self.settings.algorithm} on {self.settings.task.name}",
@@ -75,7 +75,8 @@ class Explorer:
                 "first": self.generations[0],
                 "last": self.generations[1],
                 "recorded": self.recorded,
-                "operators": list(OPERATORS),
+                "fitness": [float(h.fitness.min()), float(h.fitness.max())],  # of everybody: colours must not change
+                "operators": {int(i): _operator(int(i)) for i in np.unique(h.operator)},
                 "best": int(self.arrays["provenance/id"][self.arrays["fitness"].argmax()]),
             }
 
@@ -118,6 +119,12 @@ class Explorer:
             self.scene.show(side, trajectory)
             return facts | (_traces(trajectory) if trajectory is not None else {})
 
+    def clear(self, side: str) -> dict[str, Any]:
+        """Take a robot away."""
+        with self._lock:
+            self.scene.show(side, None)
+            return {}
+
     def policy(self, id: int) -> bytes:
         """The genotype of an individual as a safetensors file."""
         from safetensors.numpy import save
@@ -150,6 +157,8 @@ def serve(explorer: Explorer, port: int, scene_port: int) -> ThreadingHTTPServer
             return "application/json", _json(explorer.archive(int(query["generation"])))
         if path == "/show" and query["side"] in SIDES:
             return "application/json", _json(explorer.show(query["side"], int(query["id"])))
+        if path == "/clear" and query["side"] in SIDES:
+            return "application/json", _json(explorer.clear(query["side"]))
         if path == "/policy":
             return "application/octet-stream", explorer.policy(int(query["id"]))
         raise KeyError(path)
@@ -213,10 +222,14 @@ def _viser(name: str) -> tuple[str, bytes]:
         raise KeyError(name)
     content = file.read_bytes()
     if file.suffix == ".html":
+        content = re.sub(rb"<!--.*?-->", b"", content, flags=re.DOTALL)
         content = re.sub(
             rb"<script\b(?:(?!</script>).)*gtag(?:(?!</script>).)*</script>", b"", content, flags=re.DOTALL
         )
         content = re.sub(rb'<link rel="manifest"[^>]*>', b"", content)  # it names an icon that is not there
+        content = content.replace(
+            b"</head>", b"<style>.mantine-Paper-root { display: none }</style></head>"
+        )  # its panel
     return mimetypes.guess_type(file.name)[0] or "application/octet-stream", content
 
 
@@ -228,16 +241,20 @@ PAGES: dict[str, tuple[str, Callable[[], bytes]]] = {
     "/": ("text/html; charset=utf-8", _asset("page.html")),
     "/page.js": ("text/javascript; charset=utf-8", _asset("page.js")),
     "/plotly.js": ("text/javascript; charset=utf-8", _plotly),
-    "/favicon.ico": ("image/svg+xml", lambda: b'<svg xmlns="http://www.w3.org/2000/svg"/>'),
+    "/favicon.ico": ("image/svg+xml", lambda: NOTHING),
+    "/logo.svg": ("image/svg+xml", lambda: NOTHING),  # viser asks for it before it hears that it should not show it
 }
 
 
 def _traces(trajectory: Trajectory) -> dict[str, Any]:
     step = -(-len(trajectory.reward) // MOST_POINTS)
+    starts = np.arange(0, len(trajectory.reward), step)
     return {
         "time": (trajectory.dt * np.arange(1, len(trajectory.reward) + 1))[::step].tolist(),
         "reward": [float(v) if np.isfinite(v) else None for v in trajectory.reward[::step]],
-        "contacts": trajectory.contacts[::step].astype(int).T.tolist(),
+        "contacts": np.maximum.reduceat(
+            trajectory.contacts.astype(int), starts, axis=0
+        ).T.tolist(),  # at any step of those
         "fitness_here": float(np.nan_to_num(trajectory.reward).sum()),
         "steps": len(trajectory.reward),
     }
@@ -249,6 +266,14 @@ def _as_history(arrays: dict[str, Any], metadata: dict[str, Any]) -> dict[str, A
     columns = {name: arrays[f"provenance/{name}"] for name in ("id", "parents", "operator")}
     columns |= {"slot": np.arange(size), "fitness": arrays["fitness"], "descriptor": arrays["descriptor"]}
     return {"generation": metadata["generation"], **columns}
+
+
+def _operator(index: int) -> str:
+    """An operator as people call it."""
+    from qdhuac.types import OPERATORS
+
+    name = OPERATORS[index] if 0 <= index < len(OPERATORS) else "unknown"
+    return {"isoline": "Iso+Line", "actor": "injected actor", "diversity": "diversity gradient"}.get(name, name)
 
 
 def _json(value: dict[str, Any]) -> bytes:

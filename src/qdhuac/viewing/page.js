@@ -3,7 +3,7 @@
 const $ = (id) => document.getElementById(id);
 const CELLS = 24, LEFT = "#d9480f", RIGHT = "#1864ab";
 const config = { displaylogo: false, responsive: true, displayModeBar: false };
-let run = null, shown = null, chosen = { left: null, right: null };
+let run = null, shown = null, chosen = { left: null, right: null }, asked = 0, player = null;
 
 async function ask(path) {
   const answer = await fetch(path);
@@ -33,6 +33,7 @@ function heatmap(x, y, fitness, low, high) {
   });
   const middles = (d) => Array.from({ length: CELLS }, (_, i) => low[d] + ((i + 0.5) / CELLS) * (high[d] - low[d]));
   return { type: "heatmap", x: middles(0), y: middles(1), z, colorscale: "Viridis", hoverinfo: "skip", opacity: 0.8,
+    zmin: run.fitness[0], zmax: run.fitness[1],
     colorbar: { title: { text: "fitness" }, thickness: 12 } };
 }
 
@@ -47,7 +48,8 @@ function drawArchive() {
     text: people.map((i) => `id ${shown.id[i]}<br>fitness ${short(shown.fitness[i])}<br>${plain(run.operators[shown.operator[i]])}` +
       (shown.kept[i] ? "" : "<br>policy not kept")),
     hoverinfo: "text", marker: { size: people.map((i) => (colour(i) ? 13 : 8)), color: size === 2 ? people.map((i) => colour(i) || "#fff") : fitness,
-      colorscale: "Viridis", symbol: people.map((i) => (shown.kept[i] ? "circle" : "circle-open")),
+      colorscale: "Viridis", cmin: run.fitness[0], cmax: run.fitness[1], showscale: size !== 2 && !axis,
+      colorbar: { title: { text: "fitness" }, thickness: 12 }, symbol: people.map((i) => (shown.kept[i] ? "circle" : "circle-open")),
       line: { width: people.map((i) => (colour(i) ? 3 : 1)), color: people.map((i) => colour(i) || "#333") } },
   });
   const layout = { margin: { l: 50, r: 10, t: 10, b: 45 }, showlegend: false, hovermode: "closest" };
@@ -70,6 +72,7 @@ function drawArchive() {
     });
     layout.grid = { rows: Math.ceil(pairs.length / 2), columns: 2, pattern: "independent", ygap: 0.35, xgap: 0.2 };
   }
+  $("archive").classList.toggle("pairs", size > 2);
   Plotly.react("archive", traces, layout, config);
   $("archive").removeAllListeners("plotly_click");
   $("archive").on("plotly_click", (event) => {
@@ -81,7 +84,10 @@ function drawArchive() {
 
 async function moveTo(generation) {
   $("which").textContent = `generation ${generation}`;
-  shown = await ask(`archive?generation=${generation}`);
+  const turn = ++asked;
+  const answer = await ask(`archive?generation=${generation}`);
+  if (turn !== asked) return; // the slider has moved on
+  shown = answer;
   drawArchive();
 }
 
@@ -94,6 +100,8 @@ async function show(side, id) {
   const head = element("p", undefined, place);
   const name = element("b", `individual ${one.id}`, head);
   name.style.color = side === "left" ? LEFT : RIGHT;
+  const away = element("button", "remove", head);
+  away.onclick = () => guarded(clear)(side);
   element("div", `fitness ${short(one.fitness)}`, head);
   element("div", `descriptor (${one.descriptor.map(short).join(", ")})`, head);
   if (one.kept) {
@@ -102,7 +110,7 @@ async function show(side, id) {
     link.href = `policy?id=${one.id}`;
     for (const [key, label, traces] of [
       ["reward", "reward", [{ x: one.time, y: one.reward, mode: "lines" }]],
-      ["contacts", "foot on the ground", one.contacts.map((c, i) => ({ x: one.time, y: c.map((v) => (v ? i + 1 : null)), mode: "lines", line: { width: 6 } }))],
+      ["contacts", "foot on the ground", one.contacts.map((c, i) => ({ x: one.time, y: c.map((v) => (v ? i + 1 : null)), mode: "markers", marker: { symbol: "square", size: 5 } }))],
     ]) {
       if (!traces.length) continue;
       const chart = element("div", undefined, place);
@@ -111,7 +119,7 @@ async function show(side, id) {
         xaxis: { title: { text: "seconds" } }, yaxis: { title: { text: label }, ...(key === "contacts" ? { dtick: 1, range: [0.5, one.contacts.length + 0.5] } : {}) } }, config);
     }
   } else {
-    element("div", "Its policy is not kept: a run keeps those of its last archive only.", head).className = "soft";
+    element("div", "Its policy is not kept: a run writes down the policies of its archive, and only with each checkpoint.", head).className = "soft";
   }
   const box = element("div", undefined, place);
   box.className = "lineage";
@@ -122,6 +130,13 @@ async function show(side, id) {
     const row = element("tr", undefined, table);
     [a.id, a.generation, run.operators[a.operator] || a.operator, short(a.fitness)].forEach((v) => element("td", v, row));
   }
+  drawArchive();
+}
+
+async function clear(side) {
+  await ask(`clear?side=${side}`);
+  chosen[side] = null;
+  $(side).replaceChildren(element("p", side === "right" ? "choose “right” and click an individual to compare" : ""));
   drawArchive();
 }
 
@@ -138,22 +153,50 @@ async function follow() {
     $("name").textContent = run.name;
     $("nohistory").textContent = run.recorded ? "" : "This run recorded no history.";
     $("scene").src = run.scene;
-    run.operators.forEach((name, i) => {
-      const label = element("label", undefined, $("operators"));
-      const box = element("input", undefined, label);
-      Object.assign(box, { type: "checkbox", checked: true, value: i, onchange: drawArchive });
-      label.append(" " + name);
-    });
+  }
+  for (const [index, name] of Object.entries(run.operators)) {
+    if (document.querySelector(`#operators input[value="${index}"]`)) continue;
+    const label = element("label", undefined, $("operators"));
+    const box = element("input", undefined, label);
+    Object.assign(box, { type: "checkbox", checked: true, value: index, onchange: drawArchive });
+    label.append(" " + name);
   }
   if (atEnd && (before === null || before.last !== run.last || before.best !== run.best)) {
     slider.value = run.last;
     await moveTo(run.last);
   }
-  if (before === null) await show("left", run.best);
+  if (before === null) {
+    await clear("right"); // the scene may still have what an earlier page showed
+    await show("left", run.best);
+  }
 }
 
-const guarded = (action) => (...rest) => action(...rest).catch((error) => { $("trouble").textContent = error.message; });
+function pause() {
+  clearInterval(player);
+  player = null;
+  $("play").textContent = "play";
+}
+
+function play() {
+  // From where the slider is, or from the beginning; about ten seconds whatever the length.
+  if (player !== null) return pause();
+  const slider = $("generation");
+  if (+slider.value >= run.last) slider.value = run.first;
+  $("play").textContent = "pause";
+  const step = Math.max(1, Math.round((run.last - run.first) / 60));
+  player = setInterval(() => {
+    slider.value = Math.min(run.last, +slider.value + step);
+    guarded(moveTo)(+slider.value);
+    if (+slider.value >= run.last) pause();
+  }, 170);
+}
+
+// What went wrong stays to be read until something works again.
+const guarded = (action) => (...rest) => action(...rest).then(
+  () => { $("trouble").textContent = ""; },
+  (error) => { $("trouble").textContent = error.message; });
 show = guarded(show);
-$("generation").oninput = () => guarded(moveTo)(+$("generation").value);
+$("generation").oninput = () => { pause(); guarded(moveTo)(+$("generation").value); };
+$("play").onclick = play;
 guarded(follow)();
-setInterval(() => guarded(follow)().then(() => {}), 4000);
+setInterval(guarded(follow), 4000);

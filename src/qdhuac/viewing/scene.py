@@ -34,7 +34,7 @@ class Scene:
 
         @self._server.on_client_connect
         def _look_from_the_side(client: Any) -> None:
-            client.camera.position, client.camera.look_at = (2.0, -4.5, 1.8), (0.0, 0.0, 0.5)
+            client.camera.position, client.camera.look_at = (1.3, -3.2, 1.3), (0.0, 0.0, 0.5)
 
         threading.Thread(target=self._play, daemon=True).start()
 
