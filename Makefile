@@ -3,13 +3,17 @@ PYTHON ?= python3.11
 VENV := .venv
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt
+CHROMIUM := --no-install-recommends chromium libegl1 libgl1-mesa-dri
 QDAX := .venv-qdax
 QDAX_PIP := $(QDAX)/bin/python -m pip install --quiet --disable-pip-version-check --no-deps
 
-.PHONY: setup train test test-resilience test-qdax test-browser clean
+.PHONY: setup train view test test-resilience test-qdax test-browser docs clean
 
 train: setup  ## the main job: a repertoire for HalfCheetah with the default preset; ARGS="--task ant" adds options
 	$(BIN)/qdhuac train $(ARGS)
+
+view: setup  ## the newest run in the browser, also while it trains
+	$(BIN)/qdhuac view "$$(ls -td runs/*/ | head -1)" $(ARGS)
 
 test: $(VENV)/.dev  ## linter, type check, tests
 	$(BIN)/ruff check .
@@ -26,6 +30,9 @@ test-qdax: $(QDAX)/.made  ## our parts against the real QDax, in an environment 
 test-browser: $(VENV)/.browser  ## explorer and report in headless Chromium: the system's, or else playwright's own
 	$(BIN)/python -m pytest -o addopts="-q -p no:cacheprovider" tests/browser
 
+docs: $(VENV)/.docs  ## the documentation as a site, in site/; any warning is an error
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --quiet --strict
+
 setup: $(VENV)/.runtime
 
 $(VENV)/.runtime: pyproject.toml constraints.txt
@@ -39,7 +46,12 @@ $(VENV)/.dev: $(VENV)/.runtime
 
 $(VENV)/.browser: $(VENV)/.dev
 	PIP_CONSTRAINT=constraints.txt $(PIP) --editable ".[browser,dev,view]"
-	command -v chromium >/dev/null || $(BIN)/playwright install chromium
+	command -v chromium >/dev/null || { [ "$$(id -u)" = 0 ] && apt-get -qq update && apt-get -qq --yes install $(CHROMIUM); } \
+		|| $(BIN)/playwright install chromium
+	touch $@
+
+$(VENV)/.docs: $(VENV)/.runtime
+	PIP_CONSTRAINT=constraints.txt $(PIP) --editable ".[docs,view]"
 	touch $@
 
 $(QDAX)/.made: benchmarks/peers/qdax.txt
@@ -49,4 +61,4 @@ $(QDAX)/.made: benchmarks/peers/qdax.txt
 	touch $@
 
 clean:
-	rm -rf $(VENV) $(QDAX)
+	rm -rf $(VENV) $(QDAX) site

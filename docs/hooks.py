@@ -1,0 +1,191 @@
+"""What `make docs` adds to the pages in this folder: reference pages, code beside formulas, and no outside parts."""
+
+from __future__ import annotations
+
+import argparse
+import ast
+import dataclasses
+import html
+import math
+import posixpath
+import re
+from pathlib import Path
+from typing import Any
+
+from qdhuac import cli, config, presets
+
+ROOT = Path(__file__).parent.parent
+SOURCE = ROOT / "src" / "qdhuac"
+PAGES = {"README.md": "index.md", "CHANGELOG.md": "changelog.md", "CONTRIBUTING.md": "contributing.md"}
+LINK = re.compile(r"\]\((?!https?:|#)([^)#\s]+)")
+
+
+def commands_page() -> str:
+    """Every command and its options, from the parser itself."""
+    parser = cli._parser()
+    (commands,) = (a.choices for a in parser._actions if isinstance(a, argparse._SubParsersAction))
+    out = [
+        "# Commands",
+        parser.description,
+        f"Every command has `--help`. {cli.EXIT_CODES[0].upper()}{cli.EXIT_CODES[1:]}.",
+    ]
+    for name, sub in commands.items():
+        usage = " ".join(sub.format_usage().removeprefix("usage: ").split())
+        rows = [(_flag(a), _cell(a.help)) for a in sub._actions if a.dest != "help" and a.help]
+        text = sub.description[0].upper() + sub.description[1:]
+        out += [f"## {name}", f"{text}.", f"```\n{usage}\n```", _table(("", "meaning"), rows) if rows else ""]
+    return "\n\n".join(part for part in out if part) + "\n"
+
+
+def configuration_page() -> str:
+    """Every configuration key, from the dataclasses, with what the presets make of it."""
+    names = [name for name in presets.PRESETS if name not in config.BASELINE_PRESETS]
+    made = {name: presets.make("qdhuac", name) for name in names}
+    out = [
+        "# Configuration",
+        "`qdhuac train --set section.key=value` reaches every key but `algorithm` and `preset`, which are options. The "
+        "values are those of algorithm `qdhuac`; `config.toml` of a run has all of that run.",
+    ]
+    sections: dict[str, list[tuple[str, ...]]] = {}
+    for name, field in config.keys().items():
+        values = [_shown(_value(made[preset], name)) for preset in names]
+        row = (f"`{name}`", *values, _cell(_allowed(field)), _cell(field.metadata["doc"]))
+        sections.setdefault(name.partition(".")[0] if "." in name else "run as a whole", []).append(row)
+    for section, rows in sections.items():
+        owner = getattr(config.Config(), section, None)
+        text = (
+            type(owner).__doc__
+            if owner is not None and not type(owner).__doc__.startswith(type(owner).__name__)
+            else ""
+        )
+        out += [f"## {section}", text or "", _table(("key", *names, "allowed", "meaning"), rows)]
+    return "\n\n".join(part for part in out if part) + "\n"
+
+
+def source(path: str, name: str) -> str:
+    """The text of a function or `Class.method` of the package."""
+    text = (SOURCE / path).read_text()
+    node: Any = ast.parse(text)
+    for part in name.split("."):
+        found = [n for n in ast.walk(node) if isinstance(n, ast.FunctionDef | ast.ClassDef) and n.name == part]
+        if not found:
+            raise ValueError(f"{path} has no {name}")
+        node = found[0]
+    lines = text.splitlines()[node.lineno - 1 : node.end_lineno]
+    return "\n".join(line[node.col_offset :] for line in lines)
+
+
+def with_code(markdown: str) -> str:
+    """Put the code in the place of each `<!-- code: file name -->`, folded."""
+
+    def block(match: re.Match[str]) -> str:
+        path, name = match[1], match[2]
+        body = "\n".join(f"    {line}".rstrip() for line in source(path, name).splitlines())
+        return f'??? example "{path}: {name}"\n\n    ```python\n{body}\n    ```'
+
+    return re.sub(r"<!-- code: (\S+) (\S+) -->", block, markdown)
+
+
+def with_links(markdown: str, where: str) -> tuple[str, set[str]]:
+    """Links of a page of the repository (`where`) as links of the site, and the files that need a page of their own."""
+    needed: set[str] = set()
+
+    def link(match: re.Match[str]) -> str:
+        target = posixpath.normpath(posixpath.join(posixpath.dirname(where), match[1]))
+        if target in PAGES:
+            return f"]({PAGES[target]}"
+        if target.startswith("docs/"):
+            return f"]({target.removeprefix('docs/')}"
+        needed.add(target)
+        return f"](files/{target}.md"
+
+    return LINK.sub(link, markdown), needed
+
+
+def with_mathml(page: str) -> str:
+    """Formulas as MathML, which browsers draw by themselves."""
+    from latex2mathml.converter import convert
+
+    def formula(match: re.Match[str]) -> str:
+        return convert(html.unescape(match[2]).strip(), display="block" if match[1] == "div" else "inline")
+
+    return re.sub(r'<(span|div) class="arithmatex">\\[(\[](.*?)\\[)\]]</\1>', formula, page, flags=re.DOTALL)
+
+
+# What mkdocs calls
+
+
+def on_files(files: Any, config: Any) -> Any:
+    """Add the pages that are made from code, and those that lie outside of this folder."""
+    from mkdocs.structure.files import File
+
+    made, needed = {"commands.md": commands_page(), "configuration.md": configuration_page()}, set()
+    for name, page in PAGES.items():
+        made[page], more = with_links((ROOT / name).read_text(), name)
+        needed |= more
+    for file in (ROOT / "docs").glob("*.md"):
+        needed |= with_links(file.read_text(), f"docs/{file.name}")[1]
+    for name in sorted(needed):
+        kind = {".py": "python", ".cff": "yaml"}.get(Path(name).suffix, "")
+        made[f"files/{name}.md"] = f"# {name}\n\n````{kind}\n{(ROOT / name).read_text()}\n````\n"
+    for name, content in made.items():
+        files.append(File.generated(config, name, content=content))
+    return files
+
+
+def on_page_markdown(markdown: str, page: Any, **_: Any) -> str:
+    """Our links and code, in the pages that were written for the repository."""
+    if page.file.generated_by is None:
+        markdown, _needed = with_links(markdown, f"docs/{page.file.src_uri}")
+    return with_code(markdown)
+
+
+def on_page_content(html: str, **_: Any) -> str:
+    """Our formulas."""
+    return with_mathml(html)
+
+
+def on_post_build(config: Any) -> None:
+    """Refuse a site that would fetch anything from elsewhere."""
+    for file in Path(config.site_dir).rglob("*.html"):
+        outside = re.findall(
+            r'<(?:script|img|iframe|link)\b[^>]*(?:src|href)="?(?:https?:)?//[^"\s>]*', file.read_text()
+        )
+        outside = [tag for tag in outside if 'rel="canonical"' not in tag]
+        if outside:
+            raise SystemExit(f"{file}: would fetch from elsewhere: {outside[0]}")
+
+
+def _flag(action: argparse.Action) -> str:
+    value = action.metavar or (action.dest.upper() if action.nargs != 0 else "")
+    return f"`{' '.join(filter(None, (*action.option_strings, str(value))))}`"
+
+
+def _value(settings: config.Config, name: str) -> Any:
+    section, _, leaf = name.rpartition(".")
+    return getattr(getattr(settings, section) if section else settings, leaf)
+
+
+def _shown(value: Any) -> str:
+    if isinstance(value, bool):
+        return str(value).lower()
+    if isinstance(value, float) and math.isnan(value):
+        return "nan"
+    return str(list(value)) if isinstance(value, tuple) else f"{value:g}" if isinstance(value, float) else str(value)
+
+
+def _allowed(field: dataclasses.Field[Any]) -> str:
+    meta = field.metadata
+    if meta["choices"] is not None:
+        return ", ".join(meta["choices"])
+    words = {"ge": "at least", "gt": "above", "le": "at most"}
+    return ", ".join(f"{word} {meta[key]:,}" for key, word in words.items() if meta[key] is not None)
+
+
+def _cell(text: str) -> str:
+    return html.escape(text, quote=False).replace("|", "\\|")
+
+
+def _table(heads: tuple[str, ...], rows: list[tuple[str, ...]]) -> str:
+    lines = [heads, ("---",) * len(heads), *rows]
+    return "\n".join(f"| {' | '.join(line)} |" for line in lines)

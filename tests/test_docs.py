@@ -1,0 +1,170 @@
+"""The documentation: its code runs, its links lead somewhere, and its reference is what the program says."""
+
+import importlib.util
+import re
+import sys
+from pathlib import Path
+from types import SimpleNamespace
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from qdhuac import cli, config, presets
+
+ROOT = Path(__file__).parent.parent
+PAGES = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").glob("*.md")])
+BLOCK = re.compile(r"(?:<!-- not run: (?P<why>.+?) -->\n\n?)?^```python\n(?P<code>.*?)^```", re.MULTILINE | re.DOTALL)
+
+
+def load(path):
+    spec = importlib.util.spec_from_file_location(path.stem, path)
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+hooks = load(ROOT / "docs" / "hooks.py")
+
+
+def blocks(page):
+    return [match["code"] for match in BLOCK.finditer(page.read_text()) if not match["why"]]
+
+
+def anchors(page):
+    """The anchors that a page's headings get."""
+    text = re.sub(r"^```.*?^```", "", page.read_text(), flags=re.MULTILINE | re.DOTALL)
+    heads = re.findall(r"^#+ (.+)$", text, re.MULTILINE)
+    return {re.sub(r"[^\w\- ]", "", head.lower()).strip().replace(" ", "-") for head in heads}
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_every_link_leads_somewhere(page):
+    for target in re.findall(r"\]\((?!https?:)([^)\s]+)\)", page.read_text()):
+        path, _, anchor = target.partition("#")
+        file = page.parent / path if path else page
+        assert file.exists(), target
+        assert not anchor or anchor in anchors(file), target
+
+
+def test_every_command_and_option_is_in_the_reference():
+    page = hooks.commands_page()
+    for name in ("train", "resume", "evaluate", "report", "export", "render", "view", "study", "bench", "doctor"):
+        assert f"\n## {name}\n" in page
+    for flag in re.findall(r'"(--[a-z-]+)"', Path(cli.__file__).read_text()):
+        assert flag in page, flag
+
+
+def test_every_key_is_in_the_reference_with_its_meaning_and_its_bounds():
+    lines = hooks.configuration_page().splitlines()
+    for name, field in config.keys().items():
+        (line,) = (line for line in lines if line.startswith(f"| `{name}` |"))
+        assert hooks._cell(field.metadata["doc"]) in line
+    (line,) = (line for line in lines if "`emitter.isoline_share`" in line)
+    assert "at least 0, at most 1" in line
+    (line,) = (line for line in lines if "`critic.width`" in line)
+    assert line.split("|")[2:5] == [" 512 ", " 128 ", " 16 "]  # paper, laptop, smoke
+
+
+def test_the_code_beside_the_mathematics_is_there():
+    text = (ROOT / "docs" / "algorithm.md").read_text()
+    page = hooks.with_code(text)
+    assert page.count('??? example "') == text.count("<!-- code: ") > 5
+    assert "    def dominated_novelty(" in page
+    with pytest.raises(ValueError, match=r"archives/dns\.py has no nothing"):
+        hooks.source("archives/dns.py", "nothing")
+
+
+def test_links_of_the_repository_become_links_of_the_site():
+    text = "[a](docs/use.md#export) [b](CHANGELOG.md) [c](LICENSE) [d](https://x.org) [e](#here)"
+    page, needed = hooks.with_links(text, "README.md")
+    assert page == "[a](use.md#export) [b](changelog.md) [c](files/LICENSE.md) [d](https://x.org) [e](#here)"
+    assert needed == {"LICENSE"}
+    page, needed = hooks.with_links("[a](algorithm.md) [b](../examples/x.py) [c](../README.md)", "docs/use.md")
+    assert page == "[a](algorithm.md) [b](files/examples/x.py.md) [c](index.md)"
+
+
+# The examples run
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    """A folder with a small run on a robot, exported, and an observation of it."""
+    where = tmp_path_factory.mktemp("docs")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("qdhuac.analysis.report._film", lambda folder: "")
+        run = str(where / "runs" / "my-ant")
+        options = ["--preset", "smoke", "--algorithm", "dns", "--task", "walker2d", "--generations", "2"]
+        assert cli.main(["train", *options, "--run-dir", run]) == 0
+        assert cli.main(["export", run, "--output", str(where / "robot")]) == 0
+    return where
+
+
+def execute(page, names, monkeypatch, folder, edit=lambda code: code):
+    """Run the blocks of a page one after the other, as a reader would, in a folder."""
+    monkeypatch.chdir(folder)
+    found = blocks(ROOT / page)
+    assert found
+    for code in found:
+        exec(compile(edit(code), page, "exec"), names)
+    return names
+
+
+def test_the_examples_of_the_readme(folder, monkeypatch, capsys):
+    names = vars(load(ROOT / "examples" / "planar_arm.py"))
+    execute("README.md", names, monkeypatch, folder, lambda code: code.replace("range(500)", "range(2)"))
+    assert "(17, 16)" in capsys.readouterr().out  # the first layer of a policy
+    assert int(names["record"]["isoline/tried"]) == 100
+
+
+def test_the_examples_of_use(folder, monkeypatch):
+    pytest.importorskip("pandas")
+    pytest.importorskip("ribs")
+    monkeypatch.syspath_prepend(folder / "robot")
+    names = execute("docs/use.md", {"observation": np.zeros(17, np.float32)}, monkeypatch, folder)
+    sys.modules.pop("run_policy")
+    assert names["action"].shape == (6,)
+    assert len(names["frame"]) == len(names["run"])
+    assert float(np.max(names["individuals"].fitness)) == pytest.approx(names["run"].best.fitness)
+
+
+class Walk(NamedTuple):
+    obs: jax.Array
+    reward: jax.Array
+    done: jax.Array
+
+
+class Table:
+    """A simulator in JAX with 8 observations and 2 actions."""
+
+    def reset(self, key):
+        return Walk(jax.random.uniform(key, (8,)), jnp.float32(0), jnp.float32(0))
+
+    def step(self, state, action):
+        return state._replace(obs=state.obs.at[:2].add(action), reward=action[0])
+
+
+def test_the_examples_of_own_task(folder, monkeypatch):
+    trained = []
+    monkeypatch.setattr("qdhuac.train", lambda task, path: trained.append(task))
+    robot = vars(load(ROOT / "examples" / "own_robot.py"))
+    settings = {"emitter.batch_size": robot["BATCH"], "archive.capacity": 64}
+    algorithm = robot["build_algorithm"](presets.make("qdhuac", "smoke", settings), robot["ROBOT"])
+    compiled = SimpleNamespace(**{name: jax.jit(getattr(algorithm, name)) for name in ("ask", "tell", "learn")})
+    names = {
+        **robot,
+        "my_environment": Table(),
+        "my_features": lambda state: (state.obs[:1] > 0).astype(jnp.float32),
+        "algorithm": compiled,
+        "state": algorithm.init(jax.random.key(0)),
+        "updates": 3,
+    }
+    names = execute("docs/own-task.md", names, monkeypatch, folder)
+    (task,) = trained
+    evaluation = task.evaluate(jax.vmap(task.policy.init)(jax.random.split(jax.random.key(1), 2)), jax.random.key(2))
+    assert evaluation.descriptor.shape == (2, 1)
+    assert evaluation.steps.tolist() == [200, 200]
+    assert int(names["state"].replay.size) == robot["BATCH"] * robot["STEPS"]
+    assert np.isfinite(names["metrics"]["critic_loss"])
