@@ -148,6 +148,36 @@ def export(arguments: argparse.Namespace) -> int:
     return 0
 
 
+def adapt(arguments: argparse.Namespace) -> int:
+    """Who of the archive still works on a damaged robot."""
+    import qdhuac
+    from qdhuac.adaptation.damage import parse
+    from qdhuac.extras import require
+
+    damages = parse(arguments.damage)
+    trials = _whole_number("--trials", arguments.trials, 1, 100_000)
+    seed = _whole_number("--seed", arguments.seed, 0, 2**31 - 1)
+    found = qdhuac.load(arguments.run_dir)
+    if found.config.task.name == config.OWN:
+        raise UserError(f"{found.folder.path}: its task is your own, so qdhuac has no model of it to damage")
+    if not len(found):
+        raise UserError(f"{found.folder.path}: the archive is empty")
+    require("sklearn", "adapt")
+    _warn(found.folder.notes)
+    from qdhuac.running.jax_setup import prepare_jax
+
+    prepare_jax()
+    from qdhuac.adaptation.adapt import adapt as find
+    from qdhuac.running.tables import print_adaptation
+
+    result = find(found, damages, trials=trials, seed=seed)
+    if arguments.json:
+        print(json.dumps(result, indent=1, allow_nan=False))
+    else:
+        print_adaptation(result)
+    return 0
+
+
 def render(arguments: argparse.Namespace) -> int:
     """A video of one individual."""
     from qdhuac.running import repertoire
@@ -466,6 +496,20 @@ def _parser() -> Parser:
     sub.add_argument("run_dir", metavar="RUN_DIR")
     sub.add_argument("--policy", default="best", help="best (default), all, nearest:0.3,0.7, or a row of the archive")
     sub.add_argument("--output", required=True, metavar="DIR", help="a folder that does not exist yet")
+
+    sub = command("adapt", adapt, "after damage to the robot, find the individual that still works in a few trials")
+    sub.add_argument("run_dir", metavar="RUN_DIR")
+    sub.add_argument(
+        "--damage",
+        nargs="+",
+        action="extend",
+        default=[],
+        metavar="NAME=FACTOR",
+        help="a motor or limb and its strength from 0 to 1, or blocked; mass:BODY=FACTOR; friction=FACTOR",
+    )
+    sub.add_argument("--trials", default="10", metavar="N", help="at most so many trials, default 10")
+    sub.add_argument("--seed", default="0", metavar="N", help="seed of the starts, default 0")
+    sub.add_argument("--json", action="store_true", help="one object instead of a table")
 
     sub = command("render", render, "film an individual of a run's archive")
     sub.add_argument("run_dir", metavar="RUN_DIR")

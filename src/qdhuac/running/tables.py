@@ -37,6 +37,34 @@ def print_evaluation(summary: Mapping[str, Any]) -> None:
     )
 
 
+def print_adaptation(result: Mapping[str, Any]) -> None:
+    """The trials, the individual that was found, and how to get it out."""
+    from rich.console import Console
+    from rich.table import Table
+
+    found, first = result["best"], result["trials"][0]
+    table = Table(title=f"after {', '.join(result['damage'])}")
+    for heading in ("trial", "individual", "descriptor", "before", "expected", "after"):
+        table.add_column(heading, justify="left" if heading == "descriptor" else "right")
+    for i, row in enumerate(result["trials"], 1):
+        descriptor = ", ".join(f"{x:.2f}" for x in row["descriptor"])
+        numbers = (row[name] for name in ("fitness_before", "expected", "fitness_after"))
+        is_best = row["index"] == found["index"]
+        values = (str(i), str(row["index"]), descriptor, *map(number, numbers))
+        table.add_row(*values, style="bold" if is_best else None)
+    console = Console()
+    console.print(table)
+    console.print(
+        f"individual {found['index']}: fitness {number(found['fitness_before'])} before the damage, "
+        f"{number(found['fitness_after'])} after; the archive's best, individual {first['index']}, has "
+        f"{number(first['fitness_after'])} after\n"
+        + ("good enough" if result["good_enough"] else "no trials are left")
+        + f": qdhuac export {result['run']} --policy {found['index']} --output DIR",
+        highlight=False,
+        soft_wrap=True,
+    )
+
+
 def write_json(path: Path, content: Mapping[str, Any]) -> None:
     """Replace a JSON file."""
     try:

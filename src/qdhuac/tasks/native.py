@@ -12,7 +12,7 @@ from __future__ import annotations
 import contextlib
 import os
 import queue
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, NamedTuple
 
@@ -47,6 +47,7 @@ class NativeLocomotion:
         hidden: tuple[int, ...] = (256, 256),
         store_contacts: bool = False,
         threads: int | None = None,
+        change: Callable[[Any], Any] | None = None,  # from the robot's model to another one of the same sizes
     ) -> None:
         check_choice("task", name, SPECS)
         check_choice("after_termination", after_termination, AFTER_TERMINATION)
@@ -59,6 +60,8 @@ class NativeLocomotion:
         self.threads = threads or _cores()
 
         self.robot = Robot(make_brax(self.spec.robot, "mjx"), self.spec)
+        if change is not None:
+            self.robot.model = change(self.robot.model)
         self.obs_size = len(self.robot.tables.observed)
         self.action_size = int(self.robot.model.nu)
         self.policy = Policy(self.obs_size, self.action_size, tuple(hidden))
@@ -82,13 +85,15 @@ class NativeLocomotion:
         rows = self._empty_rows(batch)
 
         def one(i: int) -> None:
-            simulation = self._simulations.get()
-            physics = (self.robot.tables, simulation.addresses, simulation.fields)
             explores = exploration is not None and exploration.active[i]
             noise, qpos, qvel = (np.ascontiguousarray(x[:, i]) for x in draws)
             network, mine = self._network(i, genotypes, exploration), Rows(*(x[i] for x in rows))
-            run(*physics, network, noise if explores else noise[:, :0].copy(), qpos, qvel, self._stops, mine)
-            self._simulations.put(simulation)
+            simulation = self._simulations.get()
+            physics = (self.robot.tables, simulation.addresses, simulation.fields)
+            try:
+                run(*physics, network, noise if explores else noise[:, :0].copy(), qpos, qvel, self._stops, mine)
+            finally:  # the other policies would wait for it for ever
+                self._simulations.put(simulation)
 
         with _unstable_is_no_news(), ThreadPoolExecutor(min(self.threads, batch)) as pool:
             list(pool.map(one, range(batch)))

@@ -1,0 +1,72 @@
+"""`qdhuac adapt`: a run's archive on its robot after damage."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import jax
+import numpy as np
+
+from qdhuac.adaptation.damage import LIMBS, Damage, damaged
+from qdhuac.adaptation.search import Trial, best, search
+from qdhuac.config import Config
+from qdhuac.results import Run
+from qdhuac.running import repertoire
+from qdhuac.running.evaluation import check_genotypes
+from qdhuac.running.rundir import REPERTOIRE
+from qdhuac.tasks.locomotion import SPECS
+from qdhuac.tasks.native import NativeLocomotion
+
+
+def damaged_task(settings: Config, damages: Sequence[Damage], threads: int | None = None) -> NativeLocomotion:
+    """The run's task with damage, on the C engine, whatever engine it was trained on."""
+    t = settings.task
+    limbs = LIMBS[SPECS[t.name].robot]
+    return NativeLocomotion(
+        t.name,
+        episode_length=t.episode_length,
+        after_termination="stop",
+        hidden=settings.policy.hidden,
+        threads=threads,
+        change=lambda model: damaged(model, damages, limbs),
+    )
+
+
+def unit_descriptors(run: Run) -> np.ndarray:
+    """The archive's descriptors, each dimension from 0 to 1. [N, D]"""
+    low, high = np.asarray(run.metadata["descriptor_bounds"], float)
+    return (run.descriptor - low) / (high - low)
+
+
+def adapt(run: Run, damages: Sequence[Damage], *, trials: int, seed: int) -> dict[str, Any]:
+    """The trials and what they found; each is one episode from a start of its own."""
+    task, genotypes = damaged_task(run.config, damages, threads=1), repertoire.genotypes(run.archive)
+    check_genotypes(task, genotypes, str(run.folder.path / REPERTOIRE))
+
+    def attempt(index: int) -> float:
+        one = jax.tree.map(lambda leaf: leaf[index : index + 1], genotypes)
+        return float(task.evaluate(one, jax.random.fold_in(jax.random.key(seed), index)).fitness[0])
+
+    done = search(unit_descriptors(run), run.fitness, attempt, trials)
+    return {
+        "run": str(run.folder.path),
+        "damage": [str(damage) for damage in damages],
+        "seed": seed,
+        "trials": [_row(run, trial) for trial in done],
+        "best": _row(run, best(done)),
+        "good_enough": len(done) < min(trials, len(run)),
+    }
+
+
+def _row(run: Run, trial: Trial) -> dict[str, Any]:
+    policy = run.policy(trial.index)
+    return {
+        "index": policy.index,
+        "id": policy.id,
+        "descriptor": list(policy.descriptor),
+        "fitness_before": policy.fitness,
+        "expected": trial.expected,
+        "fitness_after": trial.fitness if math.isfinite(trial.fitness) else None,
+    }
