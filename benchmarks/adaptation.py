@@ -3,10 +3,10 @@
     python benchmarks/adaptation.py measure OUT.jsonl RUN_DIR... [--damage NAME=FACTOR[,NAME=FACTOR] ...]
     python benchmarks/adaptation.py draw results/adaptation docs/img/adaptation.png
 
-`measure` evaluates every individual of each archive after each damage, some episodes each, and lets three ways choose:
-the search of `qdhuac adapt`, a random order, and the archive's best. A trial shows one episode; what a choice is worth
-is the mean of all episodes but that one. One line per run, damage, way and seed: the worth of what is the best after
-1, 2, ... trials by the trials themselves. `draw` reads all files of a folder, one per robot, and prints the table.
+`measure` evaluates every individual of each archive after each damage and writes one line per run and damage. `draw`
+reads all files of a folder and lets three ways choose from what was measured: the search of `qdhuac adapt`, a random
+order, and the archive's best. A trial shows one episode, another one for each seed; what a choice is worth is the mean
+of the other episodes. It prints the table of `docs/adaptation.md`.
 """
 
 from __future__ import annotations
@@ -22,18 +22,18 @@ from matplotlib.figure import Figure
 
 import qdhuac
 from qdhuac.adaptation.adapt import damaged_task, unit_descriptors
-from qdhuac.adaptation.damage import LIMBS, parse
+from qdhuac.adaptation.damage import parse
 from qdhuac.adaptation.search import search
 from qdhuac.analysis import figures
 from qdhuac.running import repertoire
 from qdhuac.running.jax_setup import prepare_jax
 from qdhuac.tasks.locomotion import SPECS
 
-TRIALS, EPISODES, ORDERS = 20, 6, 100  # ORDERS: random ones for each seed
+EPISODES, TRIALS, ORDERS = 2, 20, 200  # ORDERS: random ones for each seed
 WAYS = {"ite": "Intelligent Trial and Error", "random": "random choice", "best": "the archive's best"}
 COLOURS = {"ite": "#0072b2", "random": "#d55e00", "best": "#009e73", "possible": "#7a7f87"}  # safe for the colour-blind
 DAMAGES = {
-    "halfcheetah": ("bthigh=0", "bfoot=0", "fthigh=0", "fshin=0.3", "bshin=blocked", "friction=0.3", "mass:torso=2"),
+    "halfcheetah": ("bthigh=0", "fthigh=0", "back_leg=0.5", "bshin=blocked", "friction=0.3", "mass:torso=2"),
     "walker2d": ("foot_joint=0", "leg_left_joint=0.3", "foot_joint=blocked", "friction=0.3", "mass:torso=1.5"),
     "ant": (
         "left_hind_leg=0",
@@ -47,18 +47,27 @@ DAMAGES = {
 
 
 def measure(target: Path, runs: list[Path], damages: list[str]) -> None:
+    """One line per run and damage: what every individual is worth before and after."""
     prepare_jax()
+    target.parent.mkdir(parents=True, exist_ok=True)
     with target.open("w") as file:
         for path in runs:
             run = qdhuac.load(path)
             robot = SPECS[run.config.task.name].robot
             for damage in damages or DAMAGES[robot]:
                 fitness = evaluate(run, damage)
-                for line in compare(run, fitness):
-                    names = {"robot": robot, "run": path.name, "seed_of_run": run.config.run.seed, "damage": damage}
-                    file.write(json.dumps(names | line, allow_nan=False) + "\n")
+                line = {
+                    "robot": robot,
+                    "algorithm": run.config.algorithm,
+                    "seed": run.config.run.seed,
+                    "damage": damage,
+                    "descriptor": unit_descriptors(run).round(4).tolist(),
+                    "before": run.fitness.astype(float).round(1).tolist(),
+                    "after": fitness.round(1).tolist(),
+                }
+                file.write(json.dumps(line, allow_nan=False) + "\n")
                 file.flush()
-                print(path.name, damage, "best possible", round(float(fitness.mean(0).max())), flush=True)
+                print(path.name, damage, "best", round(float(fitness.mean(0).max())), flush=True)
 
 
 def evaluate(run: Any, damage: str) -> np.ndarray:
@@ -69,70 +78,62 @@ def evaluate(run: Any, damage: str) -> np.ndarray:
     return np.where(np.isfinite(fitness), fitness, run.fitness.min())
 
 
-def compare(run: Any, fitness: np.ndarray) -> list[dict[str, Any]]:
-    """What each way has found after each trial, once for every episode as the one that the trials show."""
-    lines, descriptor, size = [], unit_descriptors(run), len(run)
-    trials = min(TRIALS, size)
-    for seed in range(EPISODES):
-        shown, worth = fitness[seed], np.delete(fitness, seed, 0).mean(0)
+def compare(line: dict[str, Any]) -> dict[str, Any]:
+    """By way, what the best of 1, 2, ... trials is worth [EPISODES, TRIALS]; how many ITE made; the best there is."""
+    descriptor, before, after = (np.array(line[name]) for name in ("descriptor", "before", "after"))
+    trials = min(TRIALS, len(before))
+    found: dict[str, Any] = {"ite": [], "random": [], "best": [], "used": [], "possible": []}
+    for seed in range(len(after)):
+        shown, worth = after[seed], np.delete(after, seed, 0).mean(0)
 
-        def curve(order: list[int], shown: np.ndarray = shown, worth: np.ndarray = worth) -> list[float]:
+        def curve(order: list[int], shown: np.ndarray = shown, worth: np.ndarray = worth) -> np.ndarray:
             chosen = [order[int(np.argmax(shown[order[: t + 1]]))] for t in range(len(order))]
-            return [float(worth[i]) for i in chosen]
+            return worth[chosen + chosen[-1:] * (trials - len(chosen))]  # after its last trial a way stays where it is
 
-        tried = [trial.index for trial in search(descriptor, run.fitness, lambda i, s=shown: s[i], trials)]
-        found = curve(tried)
+        tried = [trial.index for trial in search(descriptor, before, lambda i, s=shown: s[i], trials)]
         rng = np.random.default_rng(seed)
-        orders = [curve(rng.permutation(size)[:trials].tolist()) for _ in range(ORDERS)]
-        common = {"seed": seed, "before": float(run.fitness.max()), "possible": float(worth.max())}
-        curves = {
-            "ite": found + found[-1:] * (trials - len(found)),  # it has stopped
-            "random": np.mean(orders, 0).tolist(),
-            "best": [float(worth[run.fitness.argmax()])] * trials,
-        }
-        for way, values in curves.items():
-            used = {"ite": len(tried), "random": trials, "best": 1}[way]
-            lines.append(common | {"way": way, "trials": used, "curve": [round(v, 1) for v in values]})
-    return lines
+        orders = [curve(rng.permutation(len(before))[:trials].tolist()) for _ in range(ORDERS)]
+        found["ite"].append(curve(tried))
+        found["random"].append(np.mean(orders, 0))
+        found["best"].append(curve([int(before.argmax())]))
+        found["used"].append(len(tried))
+        found["possible"].append(worth.max())
+    return found
 
 
 def draw(source: Path, target: Path) -> None:
-    """One row of panels per robot, one panel per damage; prints the table."""
-    rows = [json.loads(line) for path in sorted(source.glob("*.jsonl")) for line in path.read_text().splitlines()]
-    robots = [robot for robot in LIMBS if any(row["robot"] == robot for row in rows)]
-    panels = [(r, d) for r in robots for d in dict.fromkeys(row["damage"] for row in rows if row["robot"] == r)]
-    columns = 4
+    """One panel per robot and damage; prints the table."""
+    lines = [json.loads(line) for path in sorted(source.glob("*.jsonl")) for line in path.read_text().splitlines()]
+    panels = list(dict.fromkeys((line["robot"], line["damage"]) for line in lines))
+    columns = 3
     height = -(-len(panels) // columns)
-    figure = Figure(figsize=(11.0, 2.6 * height + 0.5), layout="constrained")
+    figure = Figure(figsize=(9.5, 2.6 * height + 0.6), layout="constrained")
     grid = figure.subplots(height, columns, squeeze=False)
-    print(
-        "| robot | damage | archive's best | random, 5 trials | ITE, 5 trials | ITE | trials of ITE | best possible |"
-    )
+    print("| robot | damage | archives | archive's best | random, 5 trials | ITE | its trials | best there is |")
     print("|---" * 8 + "|")
     for axes, (robot, damage) in zip(grid.flat, panels, strict=False):
-        here = [row for row in rows if (row["robot"], row["damage"]) == (robot, damage)]
-        means = {}
+        here = [compare(line) for line in lines if (line["robot"], line["damage"]) == (robot, damage)]
+        curves = {way: np.concatenate([found[way] for found in here]) for way in WAYS}  # [archives x seeds, trials]
         for way, label in WAYS.items():
-            curves = np.array([row["curve"] for row in here if row["way"] == way])  # [runs x seeds, trials]
-            x, means[way] = np.arange(1, curves.shape[1] + 1), curves.mean(0)
-            axes.plot(x, means[way], color=COLOURS[way], linewidth=1.8, label=label)
-            if way == "ite":
-                low, high = np.quantile(curves, (0.25, 0.75), axis=0)
-                axes.fill_between(x, low, high, color=COLOURS[way], alpha=0.15, linewidth=0)
-        possible = float(np.mean([row["possible"] for row in here]))
-        axes.axhline(possible, color=COLOURS["possible"], linewidth=1.0, linestyle=":", label="best that there is")
+            x = np.arange(1, curves[way].shape[1] + 1)
+            style = "--" if way == "best" else "-"
+            axes.plot(x, curves[way].mean(0), color=COLOURS[way], linestyle=style, linewidth=1.8, label=label)
+        possible = float(np.mean([found["possible"] for found in here]))
+        axes.axhline(possible, color=COLOURS["possible"], linewidth=1.0, linestyle=":", label="best there is")
         axes.set_title(f"{robot}, {damage}", loc="left", fontsize=9)
+        axes.set_ylim(bottom=min(0.0, *(values.mean(0).min() for values in curves.values())))
         axes.grid(alpha=0.25)
         axes.spines[["top", "right"]].set_visible(False)
         figures.tidy(axes)
-        used = [row["trials"] for row in here if row["way"] == "ite"]
-        values = [means["best"][0], means["random"][4], means["ite"][4], means["ite"][-1]]
-        numbers = " | ".join(f"{v:,.0f}".replace(",", " ") for v in values)
-        print(f"| {robot} | `{damage}` | {numbers} | {np.mean(used):.1f} | {possible:,.0f} |".replace(",", " "))
+        ends = [curves["best"][:, 0], curves["random"][:, 4], curves["ite"][:, -1]]
+        used = np.concatenate([found["used"] for found in here])
+        numbers = " | ".join(f"{values.mean():,.0f}".replace(",", " ") for values in ends)
+        trials = f"{used.mean():.1f} ({used.min()} to {used.max()})"
+        print(f"| {robot} | `{damage}` | {len(here)} | {numbers} | {trials} | {possible:,.0f} |".replace(",", " "))
     for axes in grid.flat[len(panels) :]:
         axes.set_axis_off()
-    lines, labels = grid[0][0].get_legend_handles_labels()
-    figure.legend(lines, labels, frameon=False, loc="outside upper right", ncols=len(labels))
+    handles, labels = grid[0][0].get_legend_handles_labels()
+    figure.legend(handles, labels, frameon=False, loc="outside upper center", ncols=len(labels))
     figure.supxlabel("trials", fontsize=9)
     figure.supylabel("fitness after the damage", fontsize=9)
     figure.savefig(target, dpi=110)

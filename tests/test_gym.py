@@ -125,14 +125,23 @@ def test_a_descriptor_that_is_not_a_number_is_a_failed_evaluation():
     assert np.isnan(task.evaluate(constant(task, 0.0), KEY).descriptor).all()
 
 
-@pytest.mark.parametrize("algorithm", ["qdhuac", "qd_pg"])
-def test_a_learner_learns_from_it_and_the_run_is_like_any_other(tmp_path, algorithm, capsys):
-    task, path = walk(store_contacts=algorithm == "qd_pg"), tmp_path / "run"
-    run = qdhuac.train(task, path, algorithm=algorithm, preset="smoke", settings={"run.generations": 2})
+@pytest.mark.parametrize("algorithm", ["qdhuac", "pga_me", "qd_pg", "dcrl_me"])
+def test_a_learner_learns_from_it(tmp_path, algorithm):
+    task = walk(store_contacts=algorithm == "qd_pg")
+    run = qdhuac.train(task, tmp_path / "run", algorithm=algorithm, preset="smoke", settings={"run.generations": 2})
     rows = run.folder.read_metrics()
     assert [row["env_steps"] for row in rows] == [6 * STEPS, 12 * STEPS]
-    assert rows[-1]["gradient_updates"] > 0
+    assert rows[-1]["gradient_updates"] == int(0.1 * 12 * STEPS)
+    assert np.isfinite(rows[-1]["critic_loss"])
+    # In the second generation parents climbed the critic, and the actor itself was tried.
+    assert rows[-1]["gradient/tried"] > 0
+    assert rows[-1]["actor/tried"] > 0
     assert run.best(np.zeros(2)).shape == (1,)
+
+
+def test_a_run_is_like_any_other(tmp_path, capsys):
+    task, path = walk(), tmp_path / "run"
+    qdhuac.train(task, path, algorithm="qdhuac", preset="smoke", settings={"run.generations": 2})
     again = qdhuac.resume(task, path, settings={"run.generations": 3})
     assert len(again.folder.read_metrics()) == 3
     changed = GymnasiumTask(gym_envs.Wide, gym_envs.position, **walk.keywords)
@@ -142,6 +151,12 @@ def test_a_learner_learns_from_it_and_the_run_is_like_any_other(tmp_path, algori
     assert cli.main(["evaluate", str(path)]) == 2  # the command line does not have the task
     assert "own" in capsys.readouterr().err
     assert cli.main(["export", str(path), "--output", str(tmp_path / "out")]) == 0
+
+
+def test_qd_pg_asks_for_the_features_that_it_needs(tmp_path):
+    with pytest.raises(UserError, match="store_contacts=True"):
+        qdhuac.train(walk(), tmp_path / "run", algorithm="qd_pg", preset="smoke")
+    assert not (tmp_path / "run").exists()
 
 
 def example(name):
@@ -159,7 +174,7 @@ def test_the_example_of_a_robot_hands_its_transitions_to_the_learner(capsys):
     assert "critic loss nan" not in capsys.readouterr().out
 
 
-def test_half_cheetah_of_gymnasium():
+def test_half_cheetah_of_gymnasium(tmp_path):
     task = example("gymnasium_halfcheetah").make_task(episode_length=30, workers=1)
     found = task.evaluate(random(task, 2), KEY)
     assert (task.obs_size, task.action_size) == (17, 6)
@@ -169,3 +184,8 @@ def test_half_cheetah_of_gymnasium():
     assert not rows.terminal.any()
     # It is dropped from a small height: some foot touches the ground within 30 steps, and not in all of them.
     assert 0.0 < np.asarray(found.descriptor).mean() < 1.0
+    run = qdhuac.train(task, tmp_path / "run", preset="smoke", settings={"run.generations": 3})
+    rows = run.folder.read_metrics()
+    assert rows[-1]["gradient_updates"] == int(0.1 * 3 * 6 * 30)
+    assert np.isfinite(rows[-1]["critic_loss"])
+    assert run.best(np.zeros(17)).shape == (6,)

@@ -6,9 +6,9 @@ models by how much the trials differ from that, so that one trial also tells abo
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from collections.abc import Callable, Sequence
-from typing import NamedTuple
 
 import numpy as np
 
@@ -21,7 +21,8 @@ KAPPA = 0.05  # what a standard deviation is worth when somebody is chosen for a
 ALPHA = 0.9  # it is enough to have found this share of what may be expected of anybody
 
 
-class Trial(NamedTuple):
+@dataclasses.dataclass(frozen=True)
+class Trial:
     """One trial."""
 
     index: int

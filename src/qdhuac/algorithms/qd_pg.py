@@ -25,6 +25,7 @@ from qdhuac.algorithms.base import (
 )
 from qdhuac.archives.common import sample
 from qdhuac.config import Config, EmitterConfig
+from qdhuac.errors import UserError
 from qdhuac.learning.novelty import NoveltyArchive, NoveltyState
 from qdhuac.learning.replay import Replay
 from qdhuac.learning.td3 import TD3Learner, TD3State
@@ -111,6 +112,8 @@ class QDPG:
 
 def from_config(config: Config, task: Any, archive: Archive) -> QDPG:
     """The algorithm for a task whose transitions carry contacts, one per entry of the descriptor."""
+    if not getattr(task, "store_contacts", True):
+        raise UserError("algorithm qd_pg: needs features in the transitions; make the task with store_contacts=True")
     feet = len(task.descriptor_bounds[0])
     return QDPG(
         archive=archive,

@@ -1,0 +1,135 @@
+"""An environment of MuJoCo Playground as a task: a whole batch of episodes in one compiled program.
+
+Playground itself is not imported: any object with its `reset(rng)`, `step(state, action)` and `action_size` will do.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from qdhuac.config import check_choice
+from qdhuac.errors import UserError
+from qdhuac.learning.policy import Policy
+from qdhuac.tasks.rollout import AFTER_TERMINATION, rollout, share_of_steps
+from qdhuac.types import Array, Evaluation, Exploration, Genotype
+
+OBSERVED = "state"  # of several observations, the one that policies get; the others are for critics of their own
+
+
+class PlaygroundTask:
+    """A `Task`. `features(state)` gives some numbers per step in JAX, and `describe` the descriptor from them.
+
+    `describe(features, living)` gets those of all steps [T, F], and which of them belong to the first episode [T].
+    """
+
+    def __init__(
+        self,
+        env: Any,
+        features: Callable[[Any], Array] | None = None,
+        *,
+        descriptor_bounds: tuple[Sequence[float], Sequence[float]],
+        support: tuple[float, float],
+        describe: Callable[[Array, Array], Array] = share_of_steps,
+        episode_length: int = 1000,
+        after_termination: str = "reset",
+        can_terminate: bool = True,
+        reward_offset: float = 0.0,
+        hidden: tuple[int, ...] = (256, 256),
+        store_contacts: bool = False,
+    ) -> None:
+        check_choice("after_termination", after_termination, AFTER_TERMINATION)
+        if not callable(features):
+            raise UserError("features: missing; expected a function from a state to the numbers of the descriptor")
+        low, high = (tuple(map(float, bound)) for bound in descriptor_bounds)
+        if not low or len(low) != len(high) or not all(a < b for a, b in zip(low, high, strict=True)):
+            raise UserError(f"descriptor_bounds={descriptor_bounds}: expected a low below a high for each dimension")
+        if episode_length < 1:
+            raise UserError(f"episode_length={episode_length!r}: must be at least 1")
+        self.descriptor_bounds, self.support, self.reward_offset = (low, high), support, reward_offset
+        self.episode_length, self.store_contacts = episode_length, store_contacts
+        self.env, self.action_size = Flat(env), int(env.action_size)
+        # Shapes alone: nothing is simulated or compiled yet.
+        first = jax.eval_shape(self.env.reset, jax.random.key(0))
+        if first.obs.ndim != 1:
+            raise UserError(f"observation: expected a list of numbers, got shape {first.obs.shape}")
+        self.obs_size = int(first.obs.shape[0])
+        self.policy = Policy(self.obs_size, self.action_size, tuple(hidden))
+        seen = jax.eval_shape(features, first.state)
+        if getattr(seen, "ndim", None) != 1:
+            raise UserError(f"features: expected an array of one dimension, got {seen}")
+        steps = jax.ShapeDtypeStruct((episode_length, *seen.shape), seen.dtype)
+        found = jax.eval_shape(describe, steps, jax.ShapeDtypeStruct((episode_length,), bool))
+        if found.shape != (len(low),):
+            raise UserError(
+                f"descriptor: expected {len(low)} numbers, as descriptor_bounds has, got shape {found.shape}"
+            )
+        if store_contacts and seen.shape != (len(low),):
+            raise UserError(
+                f"store_contacts: expected one feature for each of {len(low)} dimensions, got {seen.shape[0]} features"
+            )
+
+        def evaluate(genotypes: Genotype, key: Array, exploration: Exploration | None) -> Evaluation:
+            return rollout(
+                self.env,
+                self.policy,
+                genotypes,
+                key,
+                exploration,
+                features=lambda flat: features(flat.state),
+                describe=describe,
+                episode_length=episode_length,
+                after_termination=after_termination,
+                can_terminate=can_terminate,
+                store_features=store_contacts,
+            )
+
+        self._evaluate = jax.jit(evaluate)
+
+    def evaluate(self, genotypes: Genotype, key: Array, exploration: Exploration | None = None) -> Evaluation:
+        """One evaluation of each genotype; compiled once per batch size, and once more with exploration."""
+        found = self._evaluate(genotypes, key, exploration)
+        descriptor, (low, high) = np.asarray(found.descriptor), np.asarray(self.descriptor_bounds)
+        slack = 1e-5 * (high - low)
+        # One that is not finite is a failed evaluation, which is rejected and counted, not a mistake in the bounds.
+        outside = np.isfinite(descriptor).all(1) & np.any((descriptor < low - slack) | (descriptor > high + slack), 1)
+        if outside.any():
+            i = int(outside.argmax())
+            bounds = f"{self.descriptor_bounds[0]} to {self.descriptor_bounds[1]}"
+            raise UserError(f"descriptor of individual {i}: {descriptor[i].tolist()} is outside of its bounds {bounds}")
+        return found
+
+
+class FlatState(NamedTuple):
+    """Playground's state, and of it what a rollout looks at."""
+
+    state: Any
+    obs: Array
+    reward: Array
+    done: Array
+
+
+class Flat:
+    """The environment with one vector as observation."""
+
+    def __init__(self, env: Any) -> None:
+        self._env = env
+
+    def reset(self, key: Array) -> FlatState:
+        # Environments keep the key in their state, which must be made of plain arrays.
+        return self._flat(self._env.reset(jax.random.key_data(key)))
+
+    def step(self, state: FlatState, action: Array) -> FlatState:
+        return self._flat(self._env.step(state.state, action))
+
+    def _flat(self, state: Any) -> FlatState:
+        obs = state.obs
+        if isinstance(obs, Mapping):
+            if OBSERVED not in obs:
+                raise UserError(f"observation: expected an entry {OBSERVED!r} among {', '.join(obs)}")
+            obs = obs[OBSERVED]
+        return FlatState(state, obs, jnp.asarray(state.reward, jnp.float32), jnp.asarray(state.done, jnp.float32))

@@ -1,0 +1,130 @@
+"""Environments with the interface of MuJoCo Playground as tasks; the real package is tried where it is installed."""
+
+import dataclasses
+import functools
+import importlib.util
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import qdhuac
+from qdhuac.errors import UserError
+from qdhuac.tasks.playground import PlaygroundTask
+
+KEY, STEPS = jax.random.key(2), 7
+
+
+@functools.partial(jax.tree_util.register_dataclass)
+@dataclasses.dataclass
+class State:
+    """The fields of Playground's."""
+
+    data: Any
+    obs: Any
+    reward: Any
+    done: Any
+    metrics: Any
+    info: Any
+
+
+class Slide:
+    """A point pushed along a line, with wind; it is over beyond 2. As in Playground, the state keeps a key."""
+
+    action_size = 1
+
+    def __init__(self, observe=lambda x: {"state": jnp.stack([x, jnp.float32(1.0)]), "privileged_state": x[None]}):
+        self.observe = observe
+
+    def reset(self, rng):
+        rng, here = jax.random.split(rng)
+        x = jax.random.uniform(here, (), minval=-1.0, maxval=1.0)
+        zero = jnp.zeros(())
+        return State({"x": x}, self.observe(x), zero, zero, {"x": x}, {"rng": rng})
+
+    def step(self, state, action):
+        rng, here = jax.random.split(state.info["rng"])
+        x = state.data["x"] + action[0] + 0.1 * jax.random.normal(here)
+        done = (jnp.abs(x) > 2.0).astype(float)
+        return State({"x": x}, self.observe(x), -jnp.abs(x), done, {"x": x}, {"rng": rng})
+
+
+def place(state):
+    return jnp.clip(state.data["x"][None], -2.0, 2.0)
+
+
+slide = functools.partial(
+    PlaygroundTask,
+    descriptor_bounds=((-2.0,), (2.0,)),
+    support=(-20.0, 0.0),
+    episode_length=STEPS,
+    hidden=(8,),
+)
+
+
+def test_an_evaluation_is_what_the_environment_says_step_by_step():
+    env, task = Slide(), slide(Slide(), place, after_termination="stop")
+    genotypes = jax.vmap(task.policy.init)(jax.random.split(KEY, 5))
+    found = jax.tree.map(np.asarray, task.evaluate(genotypes, KEY))
+    key_reset, _ = jax.random.split(KEY)
+    for i, key in enumerate(jax.random.split(jax.random.fold_in(key_reset, 0), 5)):
+        state, rewards, places = env.reset(jax.random.key_data(key)), [], []
+        while len(rewards) < STEPS and not state.done:
+            genotype = jax.tree.map(lambda x, i=i: x[i], genotypes)
+            state = env.step(state, task.policy.act(genotype, state.obs["state"]))
+            rewards.append(float(state.reward))
+            places.append(float(place(state)[0]))
+        assert found.steps[i] == len(rewards)
+        assert found.fitness[i] == pytest.approx(sum(rewards), abs=1e-4)
+        assert found.descriptor[i, 0] == pytest.approx(np.mean(places), abs=1e-4)
+    assert len(set(found.steps.tolist())) > 1  # some were over early
+
+
+@pytest.mark.parametrize("algorithm", ["qdhuac", "qd_pg"])
+def test_a_learner_learns_from_it(tmp_path, algorithm):
+    task = slide(Slide(), place, store_contacts=algorithm == "qd_pg")
+    run = qdhuac.train(task, tmp_path / "run", algorithm=algorithm, preset="smoke", settings={"run.generations": 2})
+    assert run.folder.read_metrics()[-1]["gradient_updates"] > 0
+    assert run.best(np.zeros(2)).shape == (1,)
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"features": None}, ["features", "missing"]),
+        ({"features": lambda state: state.data["x"]}, ["features", "one dimension"]),
+        ({"features": lambda state: jnp.zeros(2)}, ["descriptor", "1 number", "(2,)"]),
+        ({"env": Slide(lambda x: {"pixels": x[None]})}, ["observation", "'state'", "pixels"]),
+        ({"env": Slide(lambda x: jnp.zeros((4, 4)))}, ["observation", "(4, 4)"]),
+        ({"descriptor_bounds": ((1.0,), (0.0,))}, ["descriptor_bounds"]),
+        ({"episode_length": 0}, ["episode_length"]),
+        ({"after_termination": "cry"}, ["after_termination", "reset", "stop"]),
+    ],
+)
+def test_a_mistake_is_explained_at_once(changes, words):
+    env, features = changes.pop("env", Slide()), changes.pop("features", place)
+    with pytest.raises(UserError) as error:
+        slide(env, features, **changes)
+    assert all(word in str(error.value) for word in words), error.value
+
+
+def test_a_descriptor_outside_of_its_bounds_is_refused():
+    task = slide(Slide(), place, descriptor_bounds=((5.0,), (6.0,)))
+    with pytest.raises(UserError, match=r"descriptor of individual 0: \[.*\] is outside of its bounds \(5.0,\) to"):
+        task.evaluate(jax.vmap(task.policy.init)(jax.random.split(KEY, 2)), KEY)
+
+
+@pytest.mark.skipif(importlib.util.find_spec("mujoco_playground") is None, reason="needs the extra playground")
+@pytest.mark.filterwarnings("ignore")
+def test_the_example():
+    path = Path(__file__).parent.parent / "examples" / "playground_cheetah.py"
+    spec = importlib.util.spec_from_file_location(path.stem, path)
+    spec.loader.exec_module(module := importlib.util.module_from_spec(spec))
+    task = module.make_task(episode_length=20, hidden=(8,))
+    found = task.evaluate(jax.vmap(task.policy.init)(jax.random.split(KEY, 2)), KEY)
+    assert (task.obs_size, task.action_size) == (17, 6)
+    np.testing.assert_allclose(found.fitness, found.transitions.reward.sum(1), rtol=1e-5)
+    assert np.asarray(found.descriptor).max() > 0.0  # it stands on its feet
