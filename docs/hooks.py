@@ -27,7 +27,8 @@ def commands_page() -> str:
     out = [
         "# Commands",
         parser.description,
-        f"Every command has `--help`. {cli.EXIT_CODES[0].upper()}{cli.EXIT_CODES[1:]}.",
+        "Every command has `--help`, and `qdhuac --version` says which version this is.",
+        f"{cli.EXIT_CODES[0].upper()}{cli.EXIT_CODES[1:]}.",
     ]
     for name, sub in commands.items():
         usage = " ".join(sub.format_usage().removeprefix("usage: ").split())

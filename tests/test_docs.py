@@ -4,15 +4,15 @@ import importlib.util
 import re
 import sys
 from pathlib import Path
-from types import SimpleNamespace
 from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from conftest import ToyLearner, ToyTask, toy_algorithm
 
-from qdhuac import cli, config, presets
+from qdhuac import cli, config
 
 ROOT = Path(__file__).parent.parent
 PAGES = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").glob("*.md")])
@@ -149,15 +149,12 @@ class Table:
 def test_the_examples_of_own_task(folder, monkeypatch):
     trained = []
     monkeypatch.setattr("qdhuac.train", lambda task, path: trained.append(task))
-    robot = vars(load(ROOT / "examples" / "own_robot.py"))
-    settings = {"emitter.batch_size": robot["BATCH"], "archive.capacity": 64}
-    algorithm = robot["build_algorithm"](presets.make("qdhuac", "smoke", settings), robot["ROBOT"])
-    compiled = SimpleNamespace(**{name: jax.jit(getattr(algorithm, name)) for name in ("ask", "tell", "learn")})
+    algorithm = toy_algorithm(ToyLearner)
     names = {
-        **robot,
         "my_environment": Table(),
         "my_features": lambda state: (state.obs[:1] > 0).astype(jnp.float32),
-        "algorithm": compiled,
+        "algorithm": algorithm,
+        "simulate": lambda genotypes: ToyTask().evaluate(genotypes, jax.random.key(3)),
         "state": algorithm.init(jax.random.key(0)),
         "updates": 3,
     }
@@ -166,5 +163,5 @@ def test_the_examples_of_own_task(folder, monkeypatch):
     evaluation = task.evaluate(jax.vmap(task.policy.init)(jax.random.split(jax.random.key(1), 2)), jax.random.key(2))
     assert evaluation.descriptor.shape == (2, 1)
     assert evaluation.steps.tolist() == [200, 200]
-    assert int(names["state"].replay.size) == robot["BATCH"] * robot["STEPS"]
+    assert int(names["record"]["random/survived"]) == 6
     assert np.isfinite(names["metrics"]["critic_loss"])

@@ -182,12 +182,12 @@ def test_the_explorer_answers_from_the_files(site):
 
 
 def test_a_long_trace_is_thinned_but_no_touch_is_lost():
-    contacts = np.zeros((1000, 2), bool)
+    contacts = np.zeros((3000, 2), bool)
     contacts[7, 1] = True
-    traces = explorer._traces(Trajectory(np.zeros((1001, 1)), np.ones(1000), contacts, 0.05))
+    traces = explorer._traces(Trajectory(np.zeros((3001, 1)), np.ones(3000), contacts, 0.05))
     assert len(traces["time"]) == len(traces["reward"]) == len(traces["contacts"][0]) <= explorer.MOST_POINTS
     assert [sum(foot) for foot in traces["contacts"]] == [0, 1]
-    assert traces["fitness_here"] == 1000
+    assert traces["fitness_here"] == 3000
 
 
 def test_the_explorer_refuses_politely(site):
@@ -209,6 +209,25 @@ def test_the_explorer_refuses_politely(site):
         assert ask(f"/show?side=left&id={id}")[1]["kept"] is False
         assert stage.shown["left"] is None
         assert ask(f"/policy?id={id}")[0] == 409
+
+
+def test_a_browser_that_goes_away_is_no_news(capfd):
+    class Explorer:
+        def run(self):
+            raise BrokenPipeError
+
+        def archive(self, generation):
+            raise ZeroDivisionError
+
+    with explorer.serve(Explorer(), 0, 9) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        for path, told in (("/run", False), ("/archive?generation=1", True)):
+            connection = HTTPConnection(*server.server_address)
+            connection.request("GET", path)
+            with pytest.raises(ConnectionError):
+                connection.getresponse()
+            assert ("Error" in capfd.readouterr().err) is told, path
+        server.shutdown()
 
 
 def test_viser_s_page_comes_without_its_tracker(site):

@@ -6,6 +6,7 @@ import json
 import mimetypes
 import re
 import socket
+import sys
 import threading
 from collections.abc import Callable
 from functools import lru_cache
@@ -26,7 +27,7 @@ from qdhuac.viewing.scene import SIDES, Scene
 from qdhuac.viewing.trajectory import Trajectory, simulate
 
 HOST = "127.0.0.1"
-MOST_POINTS = 500  # of a trace: more cannot be seen
+MOST_POINTS = 1000  # of a trace: more cannot be seen
 SCENE = "/scene/"
 NOTHING = b'<svg xmlns="http://www.w3.org/2000/svg"/>'
 OURS = "default-src 'self'; style-src 'self' 'unsafe-inline'; img-src 'self' data: blob:"
@@ -191,6 +192,10 @@ def serve(explorer: Explorer, port: int, scene_port: int) -> ThreadingHTTPServer
     class Server(ThreadingHTTPServer):
         allow_reuse_address = True
         daemon_threads = True
+
+        def handle_error(self, request: Any, client_address: Any) -> None:
+            if not isinstance(sys.exception(), ConnectionError):  # a browser that went away is no news
+                super().handle_error(request, client_address)
 
     try:
         return Server((HOST, port), Handler)

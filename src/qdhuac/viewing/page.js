@@ -1,7 +1,7 @@
 "use strict";
 // Text from files goes into the page as text only (textContent), never as HTML.
 const $ = (id) => document.getElementById(id);
-const CELLS = 24, LEFT = "#d9480f", RIGHT = "#1864ab";
+const COLOURS = ["#1f77b4", "#ff7f0e", "#2ca02c", "#9467bd"], CELLS = 24, LEFT = "#d9480f", RIGHT = "#1864ab";
 const config = { displaylogo: false, responsive: true, displayModeBar: false };
 let run = null, shown = null, chosen = { left: null, right: null }, asked = 0, player = null;
 
@@ -110,7 +110,7 @@ async function show(side, id) {
     link.href = `policy?id=${one.id}`;
     for (const [key, label, traces] of [
       ["reward", "reward", [{ x: one.time, y: one.reward, mode: "lines" }]],
-      ["contacts", "foot on the ground", one.contacts.map((c, i) => ({ x: one.time, y: c.map((v) => (v ? i + 1 : null)), mode: "markers", marker: { symbol: "square", size: 5 } }))],
+      ["contacts", "foot on the ground", one.contacts.map((c, i) => ({ x: one.time, y: c.map((v) => (v ? i + 1 : null)), mode: "markers", marker: { symbol: "line-ns", size: 8, line: { width: Math.max(1, Math.round(160 / c.length)), color: COLOURS[i % COLOURS.length] } } }))],
     ]) {
       if (!traces.length) continue;
       const chart = element("div", undefined, place);
