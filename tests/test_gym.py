@@ -174,7 +174,7 @@ def test_the_example_of_a_robot_hands_its_transitions_to_the_learner(capsys):
     assert "critic loss nan" not in capsys.readouterr().out
 
 
-def test_half_cheetah_of_gymnasium(tmp_path):
+def test_half_cheetah_of_gymnasium():
     task = example("gymnasium_halfcheetah").make_task(episode_length=30, workers=1)
     found = task.evaluate(random(task, 2), KEY)
     assert (task.obs_size, task.action_size) == (17, 6)
@@ -184,8 +184,3 @@ def test_half_cheetah_of_gymnasium(tmp_path):
     assert not rows.terminal.any()
     # It is dropped from a small height: some foot touches the ground within 30 steps, and not in all of them.
     assert 0.0 < np.asarray(found.descriptor).mean() < 1.0
-    run = qdhuac.train(task, tmp_path / "run", preset="smoke", settings={"run.generations": 3})
-    rows = run.folder.read_metrics()
-    assert rows[-1]["gradient_updates"] == int(0.1 * 3 * 6 * 30)
-    assert np.isfinite(rows[-1]["critic_loss"])
-    assert run.best(np.zeros(17)).shape == (6,)

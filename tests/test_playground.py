@@ -1,9 +1,7 @@
-"""Environments with the interface of MuJoCo Playground as tasks; the real package is tried where it is installed."""
+"""Environments with the interface of MuJoCo Playground as tasks."""
 
 import dataclasses
 import functools
-import importlib.util
-from pathlib import Path
 from typing import Any
 
 import jax
@@ -83,10 +81,9 @@ def test_an_evaluation_is_what_the_environment_says_step_by_step():
     assert len(set(found.steps.tolist())) > 1  # some were over early
 
 
-@pytest.mark.parametrize("algorithm", ["qdhuac", "qd_pg"])
-def test_a_learner_learns_from_it(tmp_path, algorithm):
-    task = slide(Slide(), place, store_contacts=algorithm == "qd_pg")
-    run = qdhuac.train(task, tmp_path / "run", algorithm=algorithm, preset="smoke", settings={"run.generations": 2})
+def test_a_learner_learns_from_it(tmp_path):
+    task = slide(Slide(), place)
+    run = qdhuac.train(task, tmp_path / "run", preset="smoke", settings={"run.generations": 2})
     assert run.folder.read_metrics()[-1]["gradient_updates"] > 0
     assert run.best(np.zeros(2)).shape == (1,)
 
@@ -115,16 +112,3 @@ def test_a_descriptor_outside_of_its_bounds_is_refused():
     task = slide(Slide(), place, descriptor_bounds=((5.0,), (6.0,)))
     with pytest.raises(UserError, match=r"descriptor of individual 0: \[.*\] is outside of its bounds \(5.0,\) to"):
         task.evaluate(jax.vmap(task.policy.init)(jax.random.split(KEY, 2)), KEY)
-
-
-@pytest.mark.skipif(importlib.util.find_spec("mujoco_playground") is None, reason="needs the extra playground")
-@pytest.mark.filterwarnings("ignore")
-def test_the_example():
-    path = Path(__file__).parent.parent / "examples" / "playground_cheetah.py"
-    spec = importlib.util.spec_from_file_location(path.stem, path)
-    spec.loader.exec_module(module := importlib.util.module_from_spec(spec))
-    task = module.make_task(episode_length=20, hidden=(8,))
-    found = task.evaluate(jax.vmap(task.policy.init)(jax.random.split(KEY, 2)), KEY)
-    assert (task.obs_size, task.action_size) == (17, 6)
-    np.testing.assert_allclose(found.fitness, found.transitions.reward.sum(1), rtol=1e-5)
-    assert np.asarray(found.descriptor).max() > 0.0  # it stands on its feet
