@@ -30,6 +30,8 @@ def address(run):
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
+    # Tests that were started in the background ignore Ctrl-C, and what they start would inherit that.
+    signal.signal(signal.SIGINT, signal.default_int_handler)
     with subprocess.Popen(
         [*CLI, "view", str(run), "--no-browser", "--port", str(port)], stdout=subprocess.PIPE, text=True
     ) as server:

@@ -26,6 +26,7 @@ from qdhuac.archives import DominatedNoveltyArchive, GridArchive
 from qdhuac.errors import UserError
 from qdhuac.qdax import QDaxEmitter, cells_of, from_qdax, read, to_qdax
 from qdhuac.running import repertoire as files
+from qdhuac.running.arrays import flatten
 
 GRID = GridArchive.cvt(60, (0.0, 0.0), (1.0, 1.0))
 
@@ -84,13 +85,18 @@ def test_what_is_not_finite_stays_out():
     assert not jnp.any(jnp.isfinite(to_qdax(broken, GRID.centroids).fitnesses))
 
 
+def named(archive):
+    """As the state of a run has it."""
+    return {f"algorithm/archive/{name}": array for name, array in flatten(archive).items()}
+
+
 def test_a_run_s_file_becomes_a_repertoire_and_back(tmp_path):
-    path = tmp_path / "repertoire.safetensors"
+    path, about = tmp_path / "repertoire.safetensors", {"descriptor_bounds": [[0.0, 0.0], [1.0, 1.0]]}
     archive = an_archive()
-    files.write(path, archive, {"task": "toy"})
+    files.write(path, named(archive), about)
     repertoire = to_qdax(read(path), GRID.centroids)
     np.testing.assert_array_equal(repertoire.fitnesses[:, 0], archive.fitness)
-    files.write(path, from_qdax(repertoire), {"task": "toy"})
+    files.write(path, named(from_qdax(repertoire)), about)
     assert len(read(path).fitness) == int(jnp.sum(jnp.isfinite(archive.fitness)))
 
 
