@@ -10,6 +10,7 @@ import dataclasses
 import functools
 import hashlib
 import json
+import math
 from collections.abc import Mapping
 from typing import Any
 
@@ -183,7 +184,7 @@ def _utd(scale: str) -> Study:
         for name, norm in (("normalised", {}), ("unnormalised", _NO_NORM))
         for utd in (0.5, 1.0, 2.0, 4.0, 10.0)
     )
-    return Study("utd", "Updates per environment step", ("halfcheetah",), settings, _steps(scale, 40_000, 2_000_000))
+    return Study("utd", "Updates per environment step", ("halfcheetah",), settings, _steps(scale, 30_000, 2_000_000))
 
 
 def _normalisation(scale: str) -> Study:
@@ -199,7 +200,9 @@ def _normalisation(scale: str) -> Study:
 
 
 def _archive(scale: str) -> Study:
-    settings = (Setting("DNS"), Setting("MAP-Elites", changes={"archive.kind": "grid", "archive.capacity": 1024}))
+    # As many cells as DNS has places, as nearly as a square grid can.
+    cells = math.isqrt(presets.make("qdhuac", scale).archive.capacity) ** 2
+    settings = (Setting("DNS"), Setting("MAP-Elites", changes={"archive.kind": "grid", "archive.capacity": cells}))
     title = "The archive inside QDHUAC"
     return Study("archive", title, ("halfcheetah", "humanoid"), settings, _steps(scale, 60_000, 5_000_000))
 
