@@ -7,6 +7,7 @@ import contextlib
 import importlib.util
 import json
 import os
+import re
 import socket
 import sys
 import time
@@ -49,32 +50,25 @@ def main(argv: Sequence[str] | None = None) -> int:
 def train(arguments: argparse.Namespace) -> int:
     """A new run."""
     settings = _configuration(arguments)
-    from qdhuac.running import loggers
-    from qdhuac.running.rundir import RunDir
+    seeds = None if arguments.seeds is None else _whole_number("--seeds", arguments.seeds, 1, 1000)
+    process = _process(arguments.process)
+    if seeds is not None and (process.of > 1 or settings.run.devices > 1):
+        raise UserError("--seeds: runs side by side share one device; leave out --devices and --process")
+    from qdhuac.running import launch, loggers
 
     loggers.check(arguments.log)
-
     path = Path(arguments.run_dir) if arguments.run_dir is not None else _default_folder(settings)
-    with RunDir.create(path, settings) as folder:
-        try:
-            return run(settings, folder, new=True, log=arguments.log)
-        except UserError:  # what could not be seen in the configuration; nothing has been simulated yet
-            folder.remove()
-            raise
+    return launch.train(settings, path, seeds=seeds, process=process, log=arguments.log)
 
 
 def resume(arguments: argparse.Namespace) -> int:
     """Go on with a run."""
-    from qdhuac.running import loggers
-    from qdhuac.running.rundir import RunDir
+    changes = _devices(arguments) | _goal(arguments) | config.parse_assignments(arguments.set)
+    process = _process(arguments.process)
+    from qdhuac.running import launch, loggers
 
     loggers.check(arguments.log)
-    changes = _goal(arguments) | config.parse_assignments(arguments.set)
-    _check_changes(changes)
-    with RunDir.open(Path(arguments.run_dir)) as folder:
-        folder.lock()
-        settings = with_changes(folder, changes)
-        return run(settings, folder, new=False, log=arguments.log)
+    return launch.resume(Path(arguments.run_dir), changes, process=process, log=arguments.log)
 
 
 def evaluate(arguments: argparse.Namespace) -> int:
@@ -301,69 +295,6 @@ def doctor(arguments: argparse.Namespace) -> int:
     return examine()
 
 
-def with_changes(folder: Any, changes: dict[str, Any]) -> Config:
-    """The configuration that a run goes on with; refused if that leaves nothing to do."""
-    from qdhuac.running import checkpoint
-
-    _check_changes(changes)
-    settings = config.validate(config.replace(folder.read_config(), changes))
-    _check_goal(settings, checkpoint.newest(folder.checkpoints).record)
-    return settings
-
-
-def _check_changes(changes: dict[str, Any]) -> None:
-    known = config.keys()
-    for name in changes:
-        if name == "run.seed" or (name in known and not name.startswith("run.")):
-            raise UserError(f"--set {name}: a resumed run can only change keys of section run other than run.seed")
-
-
-def run(settings: Config, folder: Any, new: bool, log: str | None = None, task: Any = None) -> int:
-    """The part of `train` and `resume` that needs JAX; `task` is one of the user's own."""
-    print(f"run folder: {folder.path}", flush=True)
-    from qdhuac.running import loggers, progress
-    from qdhuac.running.stopping import Stop
-
-    display: progress.Progress = progress.Silent()
-    ended: list[str] = []  # what to say at the end, however it came
-    # Signals are caught from here on, also while JAX is still being loaded.
-    with Stop(lambda: display.note("stopping: finishing the current chunk, then saving ...")) as stop:
-        from qdhuac.running.build import build, choose_backend
-        from qdhuac.running.jax_setup import prepare_jax
-        from qdhuac.running.runner import Runner
-
-        prepare_jax()
-        settings = choose_backend(settings)  # recorded, so that a run goes on with the physics it began with
-        display = progress.make(settings)
-        try:
-            task, algorithm = build(settings, task)
-            runner = Runner(settings, task, algorithm, folder, display, stop)
-            if new:
-                runner.start()
-            else:
-                runner.restore()
-            folder.write_config(settings)
-            runner.books.log = loggers.make(log, folder.path, settings)
-            try:
-                finished = runner.run()
-            finally:
-                ended = runner.books.warnings
-                if runner.books.log:
-                    runner.books.log.close()
-        except Exception as error:
-            if isinstance(error, MemoryError) or "RESOURCE_EXHAUSTED" in str(error):
-                raise RunFailed(f"{folder.path}: out of memory; lower replay.capacity or emitter.batch_size") from None
-            raise
-        finally:
-            display.close()
-            _warn(ended)
-    if not finished:
-        print(f"saved; resume with: qdhuac resume {folder.path}", flush=True)
-        return stop.exit_code
-    print(f"report: {_write_report(folder)}", flush=True)
-    return 0
-
-
 def _write_report(folder: Any) -> Path:
     from qdhuac.analysis.report import write_report
 
@@ -379,7 +310,7 @@ def _configuration(arguments: argparse.Namespace) -> Config:
         if value is not None:
             config.check_choice(name, value, choices)
     flags = {k: _value(v) if k == "run.seed" else v for k, v in named.items() if v is not None}
-    overrides = flags | _goal(arguments) | config.parse_assignments(arguments.set)
+    overrides = flags | _devices(arguments) | _goal(arguments) | config.parse_assignments(arguments.set)
     for name in ("algorithm", "preset"):
         if name in overrides:
             raise UserError(f"--set {name}: use --{name}, which also brings the values that belong to it")
@@ -394,19 +325,20 @@ def _goal(arguments: argparse.Namespace) -> dict[str, Any]:
     return {name: 0 if value is None else _value(value) for name, value in given.items()}
 
 
-def _check_goal(settings: Config, record: dict[str, Any]) -> None:
-    goal, done = settings.run, record.get("counters", {})
-    generations, env_steps = (done.get(k, 0) if isinstance(done, dict) else None for k in ("generation", "env_steps"))
-    if type(generations) is not int or type(env_steps) is not int:
-        raise UserError("the newest checkpoint's manifest has no counters that this version of qdhuac knows")
-    # A run that was stopped while learning has collected its last steps, but still owes their updates.
-    steps_reached = not record.get("pending") and 0 < goal.env_steps <= env_steps
-    if 0 < goal.generations <= generations or steps_reached:
-        raise UserError(
-            f"nothing left to do: the run has done {generations} generations and {env_steps} steps, and its goal is "
-            f"run.generations={goal.generations}, run.env_steps={goal.env_steps} (0: none); "
-            "give a larger --generations or --env-steps"
-        )
+def _devices(arguments: argparse.Namespace) -> dict[str, Any]:
+    return {} if arguments.devices is None else {"run.devices": _value(arguments.devices)}
+
+
+def _process(text: str | None) -> Any:
+    """`RANK/COUNT@HOST:PORT`."""
+    from qdhuac.running.launch import ALONE, Process
+
+    if text is None:
+        return ALONE
+    found = re.fullmatch(r"(\d{1,6})/(\d{1,6})@([\w.-]+:\d{1,5})", text)
+    if not found or not int(found[1]) < int(found[2]):
+        raise UserError(f"--process {text!r}: expected RANK/COUNT@HOST:PORT, such as 0/2@10.0.0.1:1234, RANK from 0")
+    return Process(int(found[1]), int(found[2]), found[3])
 
 
 def _value(text: str) -> Any:
@@ -467,6 +399,10 @@ def _parser() -> Parser:
     def goal(sub: argparse.ArgumentParser) -> None:
         sub.add_argument("--generations", metavar="N", help="stop after N generations")
         sub.add_argument("--env-steps", metavar="N", help="stop after N environment steps")
+        sub.add_argument("--devices", metavar="N", help="spread the run over N devices, default 1")
+        sub.add_argument(
+            "--process", metavar="I/N@HOST:PORT", help="this is process I of N that make one run; 0 is at HOST:PORT"
+        )
         sub.add_argument("--log", metavar="NAME", help="metrics also to tensorboard or wandb (extras of that name)")
 
     settings = "KEY=VALUE"
@@ -476,6 +412,7 @@ def _parser() -> Parser:
     sub.add_argument("--preset", default=Config().preset, help=f"one of: {', '.join(presets.PRESETS)}")
     sub.add_argument("--backend", help=f"physics; default {Config().task.backend}; of: {', '.join(config.BACKENDS)}")
     sub.add_argument("--seed", metavar="N", help="seed of everything random, default 0")
+    sub.add_argument("--seeds", metavar="N", help="N runs side by side in one program, from that seed on")
     sub.add_argument("--run-dir", metavar="DIR", help="a new folder; default runs/<algorithm>-<task>-s<seed>-<time>")
     goal(sub)
     sub.add_argument("--set", nargs="+", action="extend", default=[], metavar=settings, help="any configuration key")

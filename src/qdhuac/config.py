@@ -159,6 +159,7 @@ class RunConfig:
     checkpoint_minutes: float = key(5.0, "wall time between checkpoints; there is always one at the end", ge=0)
     checkpoint_generations: int = key(0, "also after every so many generations; 0: by time alone", ge=0, le=10**12)
     chunk: int = key(4, "learner updates between two looks at signals and the clock", ge=1, le=1_000_000)
+    devices: int = key(1, "spread rollouts, minibatches and the replay buffer over so many devices", ge=1, le=100_000)
     failure_budget: int = key(100, "non-finite evaluations or updates after which the run gives up", ge=0, le=10**12)
 
 
@@ -261,6 +262,13 @@ def validate(config: Config) -> Config:
             f"learner.batch_size={learner.batch_size}: the replay buffer holds at most {first_fill} transitions after "
             "the first generation",
         )
+    sizes = {"learner.batch_size": learner.batch_size, "replay.capacity": config.replay.capacity}
+    sizes = sizes if config.algorithm in LEARNING_ALGORITHMS else {}
+    if config.task.backend not in ("auto", "native"):  # native simulates outside of JAX
+        sizes["emitter.batch_size"] = e.batch_size
+    for name, size in sizes.items():
+        devices = config.run.devices
+        _require(size % devices == 0, f"{name}={size}: run.devices={devices} do not divide it")
     kind = config.archive.kind
     if config.algorithm == "dns":
         _require(kind == "dns", f"archive.kind={kind!r}: algorithm dns needs 'dns'")

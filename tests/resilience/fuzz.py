@@ -23,13 +23,30 @@ import harness
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from qdhuac import cli, config, presets
-from qdhuac.running import rundir
+from qdhuac.running import launch, rundir
 
 VALUES = (
     *("", "0", "1", "2", "3", "-1", "7", "0.5", "1e-9", "1e308", "1e309", "-0.0", "nan", "inf", "-inf", "9" * 25),
     *("9" * 5000, "0x10", "1_0", "true", "false", "[]", "[1]", "[16, 16]", "[0]", "[1.5]", "[" * 2000, "{a = 1}", "''"),
     *('"x"', "none", "dns", "grid", "cvt", "mlp", "scalar", "categorical", "reset", "stop", "project", "1979-05-27"),
-    *("ant", "hopper", "smoke", "\x00", "é", "\ud800", "a\nb", "<script>", "'", '"', "=", "a=b", "../../x", "{" * 500),
+    *(
+        "ant",
+        "hopper",
+        "smoke",
+        "\x00",
+        "é",
+        "\ud800",
+        "a\nb",
+        "<script>",
+        "'",
+        '"',
+        "=",
+        "a=b",
+        "0/1@localhost:1",
+        "1/0@x:1",
+        "../../x",
+        "{" * 500,
+    ),
 )
 PATHS = (
     "run",
@@ -55,6 +72,9 @@ FLAGS = (
     "--preset",
     "--backend",
     "--seed",
+    "--seeds",
+    "--devices",
+    "--process",
     "--generations",
     "--env-steps",
     "--run-dir",
@@ -121,15 +141,15 @@ def configuration(good: str, chance: random.Random) -> bytes:
     return body + f"{rundir._CHECKSUM}{hashlib.sha256(body).hexdigest()}\n".encode()
 
 
-def traced(settings: config.Config, folder: rundir.RunDir, **_: object) -> int:
+def traced(runs: list[tuple[config.Config, rundir.RunDir]], *_: object, **__: object) -> int:
     """In place of a run: see that every compiled part of a generation can be traced."""
     import jax
     from reach import STEPS, ReachTask
 
     from qdhuac.running.build import build_algorithm
-    from qdhuac.running.ring import Ring
     from qdhuac.running.runner import Runner
 
+    settings, folder = runs[0]
     task = ReachTask(contacts=settings.algorithm == "qd_pg")
     settings = config.replace(settings, {"task.episode_length": STEPS})
     config.validate(settings)
@@ -137,7 +157,7 @@ def traced(settings: config.Config, folder: rundir.RunDir, **_: object) -> int:
     runner._require_memory()
 
     def generation(key: jax.Array) -> object:
-        ring = Ring.of(task, runner.algorithm)
+        ring = runner.ring
         state = ring.init(key)
         emission = runner.algorithm.ask(state.algorithm)
         evaluation = task.evaluate(emission.genotypes, key, emission.exploration)
@@ -193,7 +213,7 @@ def fuzz(times: int, where: Path, seed: int = 0, trace: bool = True) -> dict:
             else:
                 line = arguments(chance)
             with (
-                mock.patch.object(cli, "run", traced if trace else accepted),
+                mock.patch.object(launch, "_run", traced if trace else accepted),
                 mock.patch.object(cli, "bench", return_value=0),
                 mock.patch.object(cli, "doctor", return_value=0),
             ):

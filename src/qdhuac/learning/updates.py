@@ -8,6 +8,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
+from qdhuac.devices import spread
 from qdhuac.learning.replay import Batch, Replay, ReplayState
 from qdhuac.types import Array
 
@@ -26,7 +27,7 @@ def run(
     def body(_: Array, carry: Any) -> Any:
         state, buffer, total = carry
         key_batch, key_update = jax.random.split(jax.random.fold_in(key, state.updates))
-        batch = replay.sample(buffer, key_batch, batch_size)
+        batch = spread(replay.sample(buffer, key_batch, batch_size))
         state, priorities, metrics = update(state, batch, key_update)
         buffer = replay.set_priorities(buffer, batch.indices, priorities)
         return state, buffer, jax.tree.map(jnp.add, total, metrics)

@@ -7,7 +7,7 @@ import importlib.metadata
 import math
 import platform
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -136,6 +136,7 @@ class Books:
             **{name: value for name, value in record.items() if name.startswith("archive_")},
             "wall_s": round(done.wall_s, 3),
             **{f"time_{phase}": round(seconds, 4) for phase, seconds in pending.times.items()},
+            "devices": self.config.run.devices,
             **{name: value for name, value in record.items() if name not in first and not name.startswith("archive_")},
             **{
                 name: total if total is None or _is_count(name) else total / pending.learnt
@@ -257,6 +258,16 @@ class Books:
             "env_steps": self.counters.env_steps,
             "versions": versions(),
         }
+
+
+@contextmanager
+def timed(progress: Progress, pending: Sequence[Pending], phase: str, done: int = 0, total: int = 0) -> Iterator[None]:
+    """Tell what is going on now, and note how long it took."""
+    progress.phase({"evaluate": "evaluating", "learn": "learning"}.get(phase, f"{phase}ing"), done, total)
+    before = time.monotonic()
+    yield
+    for one in pending:
+        one.times[phase] += time.monotonic() - before
 
 
 def versions() -> dict[str, str]:

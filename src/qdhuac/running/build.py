@@ -11,7 +11,7 @@ from qdhuac.algorithms import dcrl_me, pga_me, qd_pg, qdhuac
 from qdhuac.algorithms.evolution import Evolution
 from qdhuac.archives.dns import DominatedNoveltyArchive
 from qdhuac.archives.grid import GridArchive
-from qdhuac.config import OWN, ArchiveConfig, Config, replace
+from qdhuac.config import OWN, ArchiveConfig, Config, replace, validate
 from qdhuac.errors import UserError
 from qdhuac.tasks.locomotion import Locomotion
 from qdhuac.tasks.native import NativeLocomotion
@@ -35,7 +35,7 @@ def choose_backend(config: Config) -> Config:
     """The configuration with `task.backend = "auto"` decided: MuJoCo in C on a CPU, MJX on an accelerator."""
     if config.task.backend != "auto" or config.task.name == OWN:
         return config
-    return replace(config, {"task.backend": "native" if jax.default_backend() == "cpu" else "mjx"})
+    return validate(replace(config, {"task.backend": "native" if jax.default_backend() == "cpu" else "mjx"}))
 
 
 def build_task(config: Config) -> Any:

@@ -7,10 +7,11 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from qdhuac import cli, config, presets
+from qdhuac import config, presets
+from qdhuac.config import Config
 from qdhuac.errors import UserError
 from qdhuac.results import Run, load_run
-from qdhuac.running import repertoire
+from qdhuac.running import launch, repertoire
 from qdhuac.running.rundir import RunDir
 from qdhuac.types import Task
 
@@ -26,28 +27,22 @@ def train(
     """A new run; `settings` are configuration keys, such as `{"run.env_steps": 50_000}`."""
     fixed = {"task.name": config.OWN, "task.episode_length": task.episode_length}
     made = presets.make(algorithm, preset, {**(settings or {}), **fixed})
-    with RunDir.create(Path(run_dir), made) as folder:
-        try:
-            cli.run(made, folder, new=True, task=task)
-        except UserError:
-            if not folder.read_metrics():  # nothing is lost
-                folder.remove()
-            raise
+    launch.train(made, Path(run_dir), task=task)
     return load_run(run_dir)
 
 
 def resume(task: Task, run_dir: str | os.PathLike[str], settings: Mapping[str, Any] | None = None) -> Run:
     """Go on with a run of `train`; `settings` may change its goal, such as `{"run.env_steps": 100_000}`."""
-    with RunDir.open(Path(run_dir)) as folder:
-        folder.lock()
-        made = cli.with_changes(folder, dict(settings or {}))
+
+    def check(folder: RunDir, made: Config) -> None:
         if made.task.name != config.OWN:
             raise UserError(f"{folder.path}: its task is {made.task.name!r}; go on with: qdhuac resume {folder.path}")
         if made.task.episode_length != task.episode_length:
             was, now = made.task.episode_length, task.episode_length
             raise UserError(f"task.episode_length: the run has {was}, the task has {now}")
         _check_spaces(folder, task)
-        cli.run(made, folder, new=False, task=task)
+
+    launch.resume(Path(run_dir), dict(settings or {}), check=check, task=task)
     return load_run(run_dir)
 
 

@@ -2,19 +2,19 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
-import time
-from collections.abc import Iterator
+from typing import Any
 
 import jax
 import numpy as np
 
+from qdhuac import devices
 from qdhuac.config import Config
 from qdhuac.errors import RunFailed, UserError
+from qdhuac.learning.replay import ReplayState
 from qdhuac.running import checkpoint
 from qdhuac.running.arrays import flatten, unflatten
-from qdhuac.running.books import Books, Counters, Pending
+from qdhuac.running.books import Books, Counters, Pending, timed
 from qdhuac.running.progress import Progress
 from qdhuac.running.ring import Ring
 from qdhuac.running.rundir import HISTORY, RunDir
@@ -38,9 +38,21 @@ class Runner:
         self.books = Books(config, task, folder, progress)
         self.progress = self.books.progress
         self.stop = stop if stop is not None else Stop()
-        ring = Ring.of(task, algorithm)
-        self._init, self._ask = jax.jit(ring.init), jax.jit(ring.ask)
-        self._tell, self._learn = (jax.jit(function, donate_argnums=0) for function in (ring.tell, ring.learn))
+        self.ring = ring = Ring.of(task, algorithm)
+        self.leads = jax.process_index() == 0  # of several processes, the one that keeps the run folder
+        several = devices.count() > 1
+        self._places = _places(jax.eval_shape(ring.init, jax.random.key(0))) if several else None
+
+        def compiled(function: Any, *places: Any, **options: Any) -> Any:
+            if several:
+                options["out_shardings"] = places if len(places) > 1 else places[0]
+            return jax.jit(function, **options)
+
+        every = devices.EVERYWHERE
+        self._init = compiled(ring.init, self._places)
+        self._ask = compiled(ring.ask, every, every)
+        self._tell = compiled(ring.tell, self._places, every, every, donate_argnums=0)
+        self._learn = compiled(ring.learn, self._places, every, donate_argnums=0)
 
     @property
     def counters(self) -> Counters:
@@ -61,7 +73,7 @@ class Runner:
             self.start()
         else:
             template = self._init.eval_shape(jax.random.key(self.config.run.seed))
-            self.state = unflatten(template, found.arrays, str(found.path))
+            self.state = devices.put(unflatten(template, found.arrays, str(found.path)), self._places)
         self.books.reopen(found)
         if HISTORY not in found.texts and found.arrays is not None:
             # Of a version that recorded none: the history begins with everybody who is there now.
@@ -85,33 +97,40 @@ class Runner:
             if books.pending is not None and self._learn_what_is_owed(books.pending):
                 books.end_generation()
                 self._check_budget()
-            if self.stop:
+            if self.stopped:
                 break
             self._save_if_due()
         self.progress.phase("saving")
-        if books.unsaved:
+        if devices.agreed(self.leads and books.unsaved):
             self.save()
         return books.finished
 
+    @property
+    def stopped(self) -> bool:
+        """A signal came, here or in another process of the same run."""
+        return devices.agreed(bool(self.stop))
+
     def save(self) -> None:
         """A checkpoint of everything, and the repertoire beside it."""
-        self.books.save(flatten(self.state))
+        arrays = flatten(devices.gathered(self.state))
+        if self.leads:
+            self.books.save(arrays)
 
     # One generation
 
     def _collect(self) -> None:
         """Ask, evaluate, tell; a stop signal ends it before the state has changed."""
         pending = Pending({})
-        with self._timed(pending, "ask"):
+        with timed(self.progress, [pending], "ask"):
             emission, key = jax.block_until_ready(self._ask(self.state))
-        if self.stop:
+        if self.stopped:
             return
-        with self._timed(pending, "evaluate"):
+        with timed(self.progress, [pending], "evaluate"):
             evaluation = jax.block_until_ready(self.task.evaluate(emission.genotypes, key, emission.exploration))
-        if self.stop:
+        if self.stopped:
             return
         self.books.unsaved = True
-        with self._timed(pending, "tell"):
+        with timed(self.progress, [pending], "tell"):
             self.state, record, newcomers = self._tell(self.state, emission, evaluation)
             record, newcomers = jax.device_get((record, newcomers))
             self.books.told(pending, record, newcomers)
@@ -119,12 +138,12 @@ class Runner:
     def _learn_what_is_owed(self, pending: Pending) -> bool:
         """The generation's updates, in chunks; False if a stop signal came before the last one."""
         while (owed := self.books.owed) > 0:
-            if self.stop:
+            if self.stopped:
                 return False
             self._save_if_due()
             n = min(self.config.run.chunk, owed)
             self.books.unsaved = True
-            with self._timed(pending, "learn", pending.learnt, pending.learnt + owed):
+            with timed(self.progress, [pending], "learn", pending.learnt, pending.learnt + owed):
                 self.state, metrics = self._learn(self.state, np.int32(n))
                 metrics = jax.device_get(metrics)
             self.books.learnt(metrics, n)
@@ -151,16 +170,20 @@ class Runner:
             )
 
     def _save_if_due(self) -> None:
-        if self.books.due:
+        if devices.agreed(self.leads and self.books.due):
             self.progress.phase("saving")
             self.save()
 
-    @contextlib.contextmanager
-    def _timed(self, pending: Pending, phase: str, done: int = 0, total: int = 0) -> Iterator[None]:
-        self.progress.phase({"evaluate": "evaluating", "learn": "learning"}.get(phase, f"{phase}ing"), done, total)
-        before = time.monotonic()
-        yield
-        pending.times[phase] += time.monotonic() - before
+
+def _places(state: Any) -> Any:
+    """Where the parts of a state live on several devices: the rows of a replay buffer are cut, the rest is on all."""
+
+    def place(part: Any) -> Any:
+        if isinstance(part, ReplayState):
+            return jax.tree.map(lambda _: devices.EVERYWHERE, part)._replace(rows=devices.CUT)
+        return devices.EVERYWHERE
+
+    return jax.tree.map(place, state, is_leaf=lambda part: isinstance(part, ReplayState))
 
 
 def _everybody(archive: Individuals) -> tuple[np.ndarray, Individuals]:

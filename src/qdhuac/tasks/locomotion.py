@@ -56,6 +56,8 @@ SPECS: dict[str, TaskSpec] = {
 class Locomotion:
     """A `Task`. Building it loads the model; the first `evaluate` compiles, about 20 s on MJX."""
 
+    pure = True  # `evaluate` can be mapped over several runs
+
     def __init__(
         self,
         name: str,

@@ -13,6 +13,7 @@ from typing import Any, Protocol
 import jax
 import jax.numpy as jnp
 
+from qdhuac.devices import each, mine
 from qdhuac.learning.policy import Policy
 from qdhuac.types import Array, Evaluation, Exploration, Genotype, Transition
 
@@ -50,67 +51,76 @@ def rollout(
     """
     if after_termination not in AFTER_TERMINATION:
         raise ValueError(f"after_termination={after_termination!r}: expected one of {', '.join(AFTER_TERMINATION)}")
-    batch = jax.tree.leaves(genotypes)[0].shape[0]
-    key_reset, key_noise = jax.random.split(key)
     restart = can_terminate and after_termination == "reset"
     stop = can_terminate and after_termination == "stop"
+    total = jax.tree.leaves(genotypes)[0].shape[0]
 
-    def fresh(t: Array) -> Any:
-        return jax.vmap(env.reset)(jax.random.split(jax.random.fold_in(key_reset, t), batch))
+    def simulate(genotypes: Genotype, exploration: Exploration | None, key: Array) -> Evaluation:
+        """Those of one device."""
+        key_reset, key_noise = jax.random.split(key)
+        batch = jax.tree.leaves(genotypes)[0].shape[0]
 
-    def act(obs: Array, t: Array) -> Array:
-        action = jax.vmap(policy.act)(genotypes, obs)
-        if exploration is None:
-            return action
-        noise = jax.random.normal(jax.random.fold_in(key_noise, t), action.shape)
-        sampled, _ = jax.vmap(policy.sample)(genotypes, exploration.head, obs, noise)
-        return _where(exploration.active, sampled, action)
+        def fresh(t: Array) -> Any:
+            return jax.vmap(env.reset)(mine(jax.random.split(jax.random.fold_in(key_reset, t), total)))
 
-    def advance(carry: Any, t: Array) -> Any:
-        state, died, ended = carry  # `died`: on the step before; `ended`: the first episode is over
+        def act(obs: Array, t: Array) -> Array:
+            action = jax.vmap(policy.act)(genotypes, obs)
+            if exploration is None:
+                return action
+            noise = mine(jax.random.normal(jax.random.fold_in(key_noise, t), (total, *action.shape[1:])))
+            sampled, _ = jax.vmap(policy.sample)(genotypes, exploration.head, obs, noise)
+            return _where(exploration.active, sampled, action)
+
+        def advance(carry: Any, t: Array) -> Any:
+            state, died, ended = carry  # `died`: on the step before; `ended`: the first episode is over
+            if restart:
+                # The state is batched here, so that cond is a real branch: a reset, dear on MJX, is only computed on
+                # steps where some robot needs one.
+                state = jax.lax.cond(
+                    jnp.any(died),
+                    lambda old: jax.tree.map(lambda a, b: _where(died, a, b), fresh(t), old),
+                    _same,
+                    state,
+                )
+            obs, action = state.obs, act(state.obs, t)
+            state = jax.vmap(env.step)(state, action)
+            died = state.done > 0.5
+            now = jax.vmap(features)(state)
+            terminal = died.astype(state.reward.dtype)
+            row = Transition(obs, action, state.reward, terminal, state.obs, now if store_features else None)
+            return (state, died, ended | died), (row, now, ~ended)
+
+        def advance_or_idle(carry: Any, t: Array) -> Any:
+            """Nothing is simulated once every robot has stopped."""
+            rows = jax.eval_shape(advance, carry, t)[1]
+            idle = lambda carry, t: (carry, jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), rows))  # noqa: E731
+            return jax.lax.cond(jnp.all(carry[2]), idle, advance, carry, t)
+
         if restart:
-            # The state is batched here, so that cond is a real branch: a reset, dear on MJX, is only computed on
-            # steps where some robot needs one.
-            state = jax.lax.cond(
-                jnp.any(died), lambda old: jax.tree.map(lambda a, b: _where(died, a, b), fresh(t), old), _same, state
-            )
-        obs, action = state.obs, act(state.obs, t)
-        state = jax.vmap(env.step)(state, action)
-        died = state.done > 0.5
-        now = jax.vmap(features)(state)
-        terminal = died.astype(state.reward.dtype)
-        row = Transition(obs, action, state.reward, terminal, state.obs, now if store_features else None)
-        return (state, died, ended | died), (row, now, ~ended)
+            # Everyone is due for a reset at step 0, so that XLA compiles the reset once, not twice.
+            shapes = jax.eval_shape(fresh, 0)
+            state, died = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), shapes), jnp.ones(batch, bool)
+        else:
+            state, died = fresh(jnp.int32(0)), jnp.zeros(batch, bool)
+        _, rows = jax.lax.scan(
+            advance_or_idle if stop else advance, (state, died, jnp.zeros(batch, bool)), jnp.arange(episode_length)
+        )
+        rows = jax.tree.map(lambda x: jnp.swapaxes(x, 0, 1), rows)  # [T, B, ...] -> [B, T, ...]
+        transitions, per_step, living = rows
 
-    def advance_or_idle(carry: Any, t: Array) -> Any:
-        """Nothing is simulated once every robot has stopped."""
-        rows = jax.eval_shape(advance, carry, t)[1]
-        idle = lambda carry, t: (carry, jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), rows))  # noqa: E731
-        return jax.lax.cond(jnp.all(carry[2]), idle, advance, carry, t)
+        valid = living if stop else jnp.ones_like(living)
+        if stop:
+            # A body that is simulated beyond its end may well become NaN: select, since 0 * NaN is NaN.
+            transitions = jax.tree.map(lambda x: _where(living, x, jnp.zeros_like(x)), transitions)
+        return Evaluation(
+            fitness=jnp.sum(jnp.where(living, transitions.reward, 0.0), axis=1),
+            descriptor=jax.vmap(describe)(per_step, living),
+            steps=jnp.sum(valid, axis=1, dtype=jnp.int32),
+            transitions=transitions,
+            valid=valid,
+        )
 
-    if restart:
-        # Everyone is due for a reset at step 0, so that XLA compiles the reset once, not twice.
-        shapes = jax.eval_shape(fresh, 0)
-        state, died = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), shapes), jnp.ones(batch, bool)
-    else:
-        state, died = fresh(jnp.int32(0)), jnp.zeros(batch, bool)
-    _, rows = jax.lax.scan(
-        advance_or_idle if stop else advance, (state, died, jnp.zeros(batch, bool)), jnp.arange(episode_length)
-    )
-    rows = jax.tree.map(lambda x: jnp.swapaxes(x, 0, 1), rows)  # [T, B, ...] -> [B, T, ...]
-    transitions, per_step, living = rows
-
-    valid = living if stop else jnp.ones_like(living)
-    if stop:
-        # A body that is simulated beyond its end may well become NaN: select, since 0 * NaN is NaN.
-        transitions = jax.tree.map(lambda x: _where(living, x, jnp.zeros_like(x)), transitions)
-    return Evaluation(
-        fitness=jnp.sum(jnp.where(living, transitions.reward, 0.0), axis=1),
-        descriptor=jax.vmap(describe)(per_step, living),
-        steps=jnp.sum(valid, axis=1, dtype=jnp.int32),
-        transitions=transitions,
-        valid=valid,
-    )
+    return each(simulate, cut=(True, True, False))(genotypes, exploration, key)
 
 
 def share_of_steps(features: Array, living: Array) -> Array:

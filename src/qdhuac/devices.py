@@ -1,0 +1,101 @@
+"""Several devices for one run: what is spread over them, and how processes on several machines stay together.
+
+Every compiled function is written for one device. Inside `use`, some arrays are cut along their first axis: policies in
+a rollout, transitions in a minibatch, rows of the replay buffer. The compiler makes the rest of it, so that a mean over
+a minibatch, and with it a gradient or a batch statistic, is still that of the whole minibatch.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import jax
+import numpy as np
+from jax.sharding import AxisType, NamedSharding, PartitionSpec
+
+from qdhuac.errors import UserError
+from qdhuac.types import Array
+
+AXIS = "devices"
+EVERYWHERE, CUT = PartitionSpec(), PartitionSpec(AXIS)
+
+
+@contextlib.contextmanager
+def use(count: int) -> Iterator[None]:
+    """Spread what can be spread over the first `count` devices, of all processes together."""
+    present = jax.devices()
+    if count > len(present):
+        hint = "; on a CPU, XLA_FLAGS=--xla_force_host_platform_device_count=N makes N of it"
+        raise UserError(
+            f"run.devices={count}: this machine has {len(present)} ({present[0].platform})"
+            + (hint if present[0].platform == "cpu" else "")
+        )
+    if jax.process_count() > 1 and count != len(present):
+        raise UserError(f"run.devices={count}: the processes have {len(present)} together; use them all")
+    if count == 1:
+        yield
+        return
+    with jax.set_mesh(jax.make_mesh((count,), (AXIS,), axis_types=(AxisType.Auto,), devices=present[:count])):
+        yield
+
+
+def count() -> int:
+    """How many devices are in use."""
+    mesh = jax.sharding.get_abstract_mesh()
+    return 1 if mesh.empty else mesh.shape[AXIS]
+
+
+def spread(tree: Any) -> Any:
+    """The same values, each leaf cut along its first axis."""
+    return tree if count() == 1 else jax.lax.with_sharding_constraint(tree, CUT)
+
+
+def each(function: Callable[..., Any], cut: tuple[bool, ...]) -> Callable[..., Any]:
+    """`function` on each device by itself, with its part of those arguments that are `cut`; the results are joined."""
+    specs = tuple(CUT if is_cut else EVERYWHERE for is_cut in cut)
+    return function if count() == 1 else jax.shard_map(function, in_specs=specs, out_specs=CUT, check_vma=False)
+
+
+def mine(array: Array) -> Array:
+    """Inside `each`: this device's part of an array that every device has."""
+    if count() == 1:
+        return array
+    size = len(array) // count()
+    return jax.lax.dynamic_slice_in_dim(array, jax.lax.axis_index(AXIS) * size, size)
+
+
+def put(tree: Any, specs: Any) -> Any:
+    """Values that every process has, to where the specs want them."""
+    if count() == 1:
+        return tree
+    mesh = jax.sharding.get_mesh()
+    return jax.device_put(tree, jax.tree.map(lambda spec: NamedSharding(mesh, spec), specs))
+
+
+# Several processes. Each makes the same decisions in the same order, so that all of them meet in every computation.
+
+
+def join(address: str, processes: int, index: int) -> None:
+    """Wait for the others at the address of process 0."""
+    try:
+        jax.distributed.initialize(address, processes, index, initialization_timeout=60)
+    except Exception as error:
+        raise UserError(
+            f"--process: no connection with the others at {address} ({str(error).splitlines()[0]})"
+        ) from None
+
+
+def agreed(flag: bool) -> bool:
+    """Whether any process says so."""
+    if jax.process_count() == 1:
+        return flag
+    from jax.experimental import multihost_utils
+
+    return bool(np.any(multihost_utils.process_allgather(np.array(flag))))
+
+
+def gathered(tree: Any) -> Any:
+    """Whole arrays in every process, also of those that are cut over several."""
+    return tree if jax.process_count() == 1 else jax.jit(lambda x: x, out_shardings=EVERYWHERE)(tree)

@@ -1,0 +1,178 @@
+"""Runs that differ in nothing but their seed, side by side in one program. Each has a run folder like any other."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from qdhuac.config import replace
+from qdhuac.errors import RunFailed
+from qdhuac.running.arrays import flatten
+from qdhuac.running.books import Books, Pending, timed
+from qdhuac.running.progress import Progress, Silent
+from qdhuac.running.runner import Runner
+from qdhuac.types import Evaluation
+
+
+class Seeds:
+    """Runners that have been started or restored, from here on in step; `S` of them."""
+
+    def __init__(self, runners: Sequence[Runner], progress: Progress) -> None:
+        first = runners[0]
+        self.runners, self.task, self.stop, self.progress = list(runners), first.task, first.stop, progress
+        self._chunk = first.config.run.chunk
+        self._ask = jax.jit(jax.vmap(first.ring.ask))
+        self._tell = jax.jit(jax.vmap(first.ring.tell), donate_argnums=0)
+        self._learn = jax.jit(jax.vmap(first.ring.learn), donate_argnums=0)
+        self._saved: set[int] = set()  # runs that have reached their goal and are not looked at any more
+
+    @property
+    def books(self) -> list[Books]:
+        """Of the runs that still go on."""
+        return [runner.books for i, runner in enumerate(self.runners) if i not in self._saved]
+
+    def run(self) -> bool:
+        """Until all goals are reached (True) or a stop signal came (False); the states are saved either way."""
+        if not self._catch_up():
+            return False
+        self.state = _stack([runner.state for runner in self.runners])
+        for runner in self.runners:
+            del runner.state  # it would be in memory twice
+            runner.books.start_clock()
+        self._save_finished()
+        while self.books:
+            if self.books[0].pending is None:
+                self._collect()
+            if self.books[0].pending is not None and self._learn_what_is_owed():
+                for books in self.books:
+                    books.end_generation()
+                self._check_budget()
+            if self.stop:
+                break
+            self._save_finished()
+            self._save_if_due()
+        self.progress.phase("saving")
+        self._save([i for i in range(len(self.runners)) if i not in self._saved])
+        return not self.books
+
+    def _catch_up(self) -> bool:
+        """Saved one after the other, they may have stopped at different moments: those behind go on alone first."""
+        level = max(r.counters.generation + (r.books.pending is not None) for r in self.runners)
+        for runner in self.runners:
+            if runner.counters.generation < level and not runner.books.finished:
+                config = runner.books.config
+                runner.books.config = replace(config, {"run.generations": level})
+                reached = runner.run()
+                runner.books.config = config
+                if not reached:
+                    return False
+        return True
+
+    def _collect(self) -> None:
+        """Ask, evaluate, tell; a stop signal ends it before the states have changed."""
+        pending = [Pending({}) for _ in self.runners]
+        with timed(self.progress, pending, "ask"):
+            emission, keys = jax.block_until_ready(self._ask(self.state))
+        if self.stop:
+            return
+        with timed(self.progress, pending, "evaluate"):
+            evaluation = jax.block_until_ready(self._evaluate(emission, keys))
+        if self.stop:
+            return
+        with timed(self.progress, pending, "tell"):
+            self.state, record, newcomers = self._tell(self.state, emission, evaluation)
+            told = jax.device_get((record, newcomers))
+        for i, runner in enumerate(self.runners):
+            if i not in self._saved:
+                runner.books.unsaved = True
+                runner.books.told(pending[i], *_one(told, i))
+
+    def _evaluate(self, emission: Any, keys: Any) -> Evaluation:
+        """As one run would evaluate its own; physics outside of JAX go through the runs in turn."""
+        if getattr(self.task, "pure", False):
+            return jax.vmap(self.task.evaluate)(emission.genotypes, keys, emission.exploration)
+        each = [
+            self.task.evaluate(_one(emission.genotypes, i), keys[i], _one(emission.exploration, i))
+            for i in range(len(self.runners))
+        ]
+        return jax.tree.map(lambda *x: jnp.stack(x), *each)
+
+    def _learn_what_is_owed(self) -> bool:
+        """The generation's updates, in chunks; False if a stop signal came before the last one."""
+        while True:
+            owed = np.array([0 if i in self._saved else r.books.owed for i, r in enumerate(self.runners)])
+            if not owed.any():
+                return True
+            if self.stop:
+                return False
+            self._save_if_due()
+            updates = np.minimum(owed, self._chunk).astype(np.int32)
+            pending = [books.pending for books in self.books if books.pending is not None]
+            done = pending[0].learnt
+            with timed(self.progress, pending, "learn", done, done + int(owed.max())):
+                self.state, metrics = self._learn(self.state, updates)
+                metrics = jax.device_get(metrics)
+            for i, n in enumerate(updates):
+                if n:
+                    self.runners[i].books.unsaved = True
+                    self.runners[i].books.learnt(_one(metrics, i), int(n))
+            self._check_budget()
+
+    # Saving
+
+    def _save(self, which: Sequence[int]) -> None:
+        for i in which:
+            if self.runners[i].books.unsaved:
+                self.runners[i].books.save(flatten(_one(self.state, i)))
+
+    def _save_finished(self) -> None:
+        done = [i for i, r in enumerate(self.runners) if i not in self._saved and r.books.finished]
+        self._save(done)
+        self._saved |= set(done)
+
+    def _save_if_due(self) -> None:
+        if any(books.due for books in self.books):
+            self.progress.phase("saving")
+            self._save([i for i in range(len(self.runners)) if i not in self._saved])
+
+    def _check_budget(self) -> None:
+        """One run beyond its budget of failures ends all of them."""
+        for runner in self.runners:
+            if text := runner.books.too_many_failures:
+                self._save([i for i in range(len(self.runners)) if i not in self._saved])
+                raise RunFailed(f"{runner.folder.path}: {text}")
+
+
+def means(display: Progress, names: Sequence[str]) -> list[Progress]:
+    """What each of several runs reports to, so that a display shows the mean over them."""
+    lines: list[Mapping[str, Any]] = []
+    return [_Mean(display, name, lines, len(names)) for name in names]
+
+
+class _Mean(Silent):
+    def __init__(self, display: Progress, name: str, lines: list[Mapping[str, Any]], of: int) -> None:
+        self._display, self._name, self._lines, self._of = display, name, lines, of
+
+    def generation(self, line: Mapping[str, Any]) -> None:
+        """The last one to end a generation brings it to the display."""
+        self._lines.append(line)
+        if len(self._lines) >= self._of:
+            numbers = [k for k, v in line.items() if all(one.get(k) is not None for one in self._lines)]
+            mean = {k: sum(one[k] for one in self._lines) / len(self._lines) for k in numbers}
+            self._display.generation({**line, **mean, "generation": line["generation"]})
+            self._lines.clear()
+
+    def note(self, text: str) -> None:
+        self._display.note(f"{self._name}: {text}")
+
+
+def _stack(trees: Sequence[Any]) -> Any:
+    return jax.tree.map(lambda *leaves: jnp.stack(leaves), *trees)
+
+
+def _one(tree: Any, i: int) -> Any:
+    return jax.tree.map(lambda leaf: leaf[i], tree)

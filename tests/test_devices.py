@@ -1,0 +1,159 @@
+"""One run on several devices, and in several processes, is the run that one device makes."""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from qdhuac import cli, presets
+from qdhuac.errors import UserError
+from qdhuac.running import checkpoint
+from qdhuac.running.rundir import RunDir
+
+PROGRAM = Path(__file__).with_name("on_devices.py")
+GENERATIONS = 3
+CLOCK = ("wall_s", "time_", "devices")
+
+
+@pytest.fixture(scope="session")
+def environment(tmp_path_factory):
+    """Programs are compiled once, not once per process."""
+    return {**os.environ, "QDHUAC_CACHE": str(tmp_path_factory.mktemp("jax"))}
+
+
+def start(environment, command, folder, algorithm, devices, generations, *process):
+    local = devices // 2 if process else devices
+    flags = {"XLA_FLAGS": f"--xla_force_host_platform_device_count={local}", "JAX_PLATFORMS": "cpu"}
+    words = [sys.executable, PROGRAM, command, folder, algorithm, devices, generations, *process]
+    words = [str(word) for word in words]
+    return subprocess.Popen(
+        words, env={**environment, **flags}, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
+    )
+
+
+def finish(process, code=0):
+    said, _ = process.communicate(timeout=600)
+    assert process.returncode == code, said
+    return said
+
+
+def lines(path):
+    found = RunDir.open(path).read_metrics()
+    return [{k: v for k, v in line.items() if not k.startswith(CLOCK)} for line in found]
+
+
+def assert_same(path, alone):
+    """Whole numbers are equal; others differ by the order of additions."""
+    found, wanted = lines(path), lines(alone)
+    assert len(found) == len(wanted)
+    for one, other in zip(found, wanted, strict=True):
+        for name, value in other.items():
+            assert one[name] == (None if value is None else pytest.approx(value, rel=2e-3, abs=1e-4)), name
+    arrays, wanted = (checkpoint.load(p / "checkpoints").arrays for p in (path, alone))
+    assert arrays.keys() == wanted.keys()
+    for name, value in wanted.items():
+        if value.dtype.kind == "f":
+            np.testing.assert_allclose(arrays[name], value, rtol=5e-3, atol=2e-3, err_msg=name)
+        else:
+            np.testing.assert_array_equal(arrays[name], value, err_msg=name)
+
+
+@pytest.fixture(scope="module")
+def alone(tmp_path_factory, environment):
+    """The run of an algorithm on one device, made when it is first asked for."""
+    folder = tmp_path_factory.mktemp("alone")
+
+    def made(algorithm):
+        if not (folder / algorithm).exists():
+            finish(start(environment, "train", folder / algorithm, algorithm, 1, GENERATIONS))
+        return folder / algorithm
+
+    return made
+
+
+@pytest.mark.parametrize(("algorithm", "devices"), [("qdhuac", 2), ("qdhuac", 4), ("qd_pg", 2)])
+def test_several_devices(tmp_path, environment, alone, algorithm, devices):
+    finish(start(environment, "train", tmp_path / "run", algorithm, devices, GENERATIONS))
+    assert_same(tmp_path / "run", alone(algorithm))
+    assert {line["devices"] for line in RunDir.open(tmp_path / "run").read_metrics()} == {devices}
+
+
+def test_a_run_goes_on_with_another_number_of_devices(tmp_path, environment, alone):
+    finish(start(environment, "train", tmp_path / "run", "qdhuac", 2, 1))
+    finish(start(environment, "resume", tmp_path / "run", "qdhuac", 4, GENERATIONS))
+    assert_same(tmp_path / "run", alone("qdhuac"))
+    assert [line["devices"] for line in RunDir.open(tmp_path / "run").read_metrics()] == [2, 4, 4]
+
+
+def addresses():
+    """The option of each of two processes, with a port that is free now."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    return [f"{rank}/2@127.0.0.1:{port}" for rank in range(2)]
+
+
+def test_two_processes(tmp_path, environment, alone):
+    both = [start(environment, "train", tmp_path / "run", "qdhuac", 4, GENERATIONS, a) for a in addresses()]
+    said = [finish(process) for process in both]
+    assert_same(tmp_path / "run", alone("qdhuac"))
+    assert "report:" in said[0]
+    assert "generation" not in said[1]  # it leaves talking and writing to the first
+    assert [path.name for path in tmp_path.iterdir()] == ["run"]
+
+
+def test_a_signal_to_one_of_two_processes_stops_and_saves_both(tmp_path, environment):
+    folder = tmp_path / "run"
+    both = [start(environment, "train", folder, "qdhuac", 2, 10**6, a) for a in addresses()]
+    while not (folder / "metrics.jsonl").exists() or len(RunDir.open(folder).read_metrics()) < 2:
+        assert both[0].poll() is None, both[0].communicate()[0]
+        time.sleep(0.1)
+    both[1].send_signal(signal.SIGTERM)
+    finish(both[1], 143)
+    assert "saved; resume with" in finish(both[0], 143)
+    done = len(RunDir.open(folder).read_metrics())
+    rest = [start(environment, "resume", folder, "qdhuac", 2, done + 1, a) for a in addresses()]
+    for process in rest:
+        finish(process)
+    assert [line["generation"] for line in RunDir.open(folder).read_metrics()] == list(range(1, done + 2))
+
+
+def test_more_devices_than_there_are(tmp_path, monkeypatch, toys, capsys):
+    monkeypatch.chdir(tmp_path)
+    assert cli.main(["train", "--preset", "smoke", "--devices", "2", "--run-dir", "new"]) == 2
+    assert "run.devices=2: this machine has 1 (cpu)" in capsys.readouterr().err
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize(
+    ("changes", "text"),
+    [
+        ({"learner.batch_size": 15}, "learner.batch_size=15"),
+        ({"replay.capacity": 2001}, "replay.capacity=2001"),
+        ({"emitter.batch_size": 7, "task.backend": "mjx"}, "emitter.batch_size=7"),
+    ],
+)
+def test_sizes_that_devices_do_not_divide(changes, text):
+    presets.make("qdhuac", "smoke", changes)
+    with pytest.raises(UserError, match=f"{text}: run.devices=2 do not divide it"):
+        presets.make("qdhuac", "smoke", changes | {"run.devices": 2})
+
+
+@pytest.mark.parametrize("text", ["2/2@a:1", "0/0@a:1", "0/2", "x", "-1/2@a:1", "0/2@a b:1", "0/2@a:1\n"])
+def test_bad_processes_are_refused(text, capsys):
+    assert cli.main(["train", "--process", text]) == 2
+    assert "expected RANK/COUNT@HOST:PORT" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("option", [("--devices", "2"), ("--process", "0/2@localhost:1")])
+def test_seeds_share_one_device(option, capsys):
+    assert cli.main(["train", "--preset", "smoke", "--seeds", "2", *option]) == 2
+    assert "--seeds: runs side by side share one device" in capsys.readouterr().err

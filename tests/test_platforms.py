@@ -1,0 +1,47 @@
+"""The paper's preset is lowered for accelerators that are not here: nothing in the ring assumes a CPU."""
+
+from __future__ import annotations
+
+import jax
+import jax.export
+import jax.numpy as jnp
+import pytest
+
+from qdhuac import presets
+from qdhuac.running.build import build
+from qdhuac.running.ring import Ring
+
+PLATFORMS = ("cuda", "tpu")
+
+
+@pytest.fixture(scope="module")
+def parts():
+    """Task and ring of the paper's preset, and the shapes of a state and an emission."""
+    task, algorithm = build(presets.make("qdhuac", "paper", {"task.backend": "mjx"}))
+    ring = Ring.of(task, algorithm)
+    state = jax.eval_shape(ring.init, jax.random.key(0))
+    return task, ring, state, jax.eval_shape(ring.ask, state)
+
+
+def assert_lowered(function, *arguments):
+    exported = jax.export.export(jax.jit(function), platforms=PLATFORMS)(*arguments)
+    assert exported.platforms == PLATFORMS
+    shapes = jax.tree.leaves(jax.eval_shape(function, *arguments))
+    assert [(x.shape, x.dtype) for x in exported.out_avals] == [(x.shape, x.dtype) for x in shapes]
+    return exported
+
+
+def test_ring(parts):
+    _, ring, state, _ = parts
+    assert_lowered(ring.init, jax.eval_shape(lambda: jax.random.key(0)))
+    assert_lowered(ring.ask, state)
+    learnt = assert_lowered(ring.learn, state, jax.ShapeDtypeStruct((), jnp.int32))
+    batch = presets.make("qdhuac", "paper").learner.batch_size
+    assert f"tensor<{2 * batch}x" in str(learnt.mlir_module())  # the joint batch is there, nothing was cut away
+
+
+def test_rollouts_and_what_becomes_of_them(parts):
+    task, ring, state, (emission, key) = parts
+    assert_lowered(task.evaluate, emission.genotypes, key, emission.exploration)
+    evaluation = jax.eval_shape(task.evaluate, emission.genotypes, key, emission.exploration)
+    assert_lowered(ring.tell, state, emission, evaluation)
