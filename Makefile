@@ -7,7 +7,7 @@ CHROMIUM := --no-install-recommends chromium libegl1 libgl1-mesa-dri
 QDAX := .venv-qdax
 QDAX_PIP := $(QDAX)/bin/python -m pip install --quiet --disable-pip-version-check --no-deps
 
-.PHONY: setup train view test test-resilience test-qdax test-browser docs clean
+.PHONY: setup setup-cuda train view test test-resilience test-qdax test-browser docs clean
 
 train: setup  ## the main job: a repertoire for HalfCheetah with the default preset; ARGS="--task ant" adds options
 	$(BIN)/qdhuac train $(ARGS)
@@ -34,6 +34,9 @@ docs: $(VENV)/.docs  ## the documentation as a site, in site/; any warning is an
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --quiet --strict
 
 setup: $(VENV)/.runtime
+
+setup-cuda: $(VENV)/.runtime  ## JAX for NVIDIA GPUs beside it (Linux, driver for CUDA 12): 3 GB
+	PIP_CONSTRAINT=constraints.txt $(PIP) --editable ".[cuda,view]"
 
 $(VENV)/.runtime: pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)
