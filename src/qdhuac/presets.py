@@ -11,6 +11,7 @@ from qdhuac.config import ALGORITHMS, Config, check_choice, replace, validate
 PRESETS: dict[str, dict[str, Any]] = {
     "paper": {"run.env_steps": 2_000_000},
     "laptop": {
+        "task.after_termination": "stop",
         "archive.capacity": 50,
         "critic.width": 128,
         "critic.initial_value": 0.0,
@@ -40,7 +41,7 @@ PRESETS: dict[str, dict[str, Any]] = {
     # For the baselines alone: their own hyperparameters, at the paper's horizon; and with as many updates per
     # environment step, and as many steps, as QDHUAC has in `laptop`.
     "original": {"run.env_steps": 2_000_000},
-    "matched": {"learner.utd": 1.0, "run.env_steps": 210_000},
+    "matched": {"task.after_termination": "stop", "learner.utd": 1.0, "run.env_steps": 210_000},
 }
 # The hyperparameters of the original implementations: 300 critic steps for a generation of 10 x 1000.
 _BASELINE: dict[str, Any] = {
@@ -60,7 +61,8 @@ _BASELINE: dict[str, Any] = {
     "replay.priority_exponent": 0.0,
     "run.chunk": 50,
 }
-# What an algorithm changes in a preset: a baseline takes nothing but its number of steps from `laptop` and `paper`.
+# What an algorithm changes in a preset: a baseline takes nothing but its steps, and what counts as one, from `laptop`
+# and `paper`.
 ALGORITHM_DEFAULTS: dict[str, dict[str, Any]] = {
     "map_elites": {"archive.kind": "cvt", "archive.capacity": 1024},
     "pga_me": _BASELINE,
