@@ -79,6 +79,7 @@ def put(tree: Any, specs: Any) -> Any:
 
 def join(address: str, processes: int, index: int) -> None:
     """Wait for the others at the address of process 0."""
+    jax.config.update("jax_enable_preemption_service", False)  # it would keep SIGTERM to itself
     try:
         jax.distributed.initialize(address, processes, index, initialization_timeout=60)
     except Exception as error:
