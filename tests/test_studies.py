@@ -98,7 +98,7 @@ def test_a_goal_or_a_new_key_with_a_default_does_not_make_another_run():
     other = config.replace(settings, {"learner.discount": 0.98})
     assert catalogue.fingerprint(other) != catalogue.fingerprint(settings)
     # The names of folders on disk must not change by accident.
-    assert catalogue.runs("benchmark", "laptop", 1)[0].folder == "hopper-qdhuac-s0-0413280e"
+    assert catalogue.runs("benchmark", "laptop", 1)[0].folder == "hopper-qdhuac-s0-bd166906"
 
 
 # Running

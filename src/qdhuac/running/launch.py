@@ -78,9 +78,9 @@ def resume(
     check_changes(changes)
     with contextlib.ExitStack() as stack:
         if process.rank:
+            RunDir.open(path)  # there is one
             path = Path(shutil.copytree(path, Path(stack.enter_context(tempfile.TemporaryDirectory())) / "run"))
-        seeds = sorted(path.glob(f"{SEED}*"), key=lambda p: p.name.removeprefix(SEED).zfill(12))
-        folders = [stack.enter_context(RunDir.open(one)) for one in seeds or [path]]
+        folders = [stack.enter_context(RunDir.open(one)) for one in _side_by_side(path) or [path]]
         for folder in folders:
             folder.lock()
         runs = list(zip(_changed(folders, changes), folders, strict=True))
@@ -88,6 +88,13 @@ def resume(
             if check is not None:
                 check(folder, settings)
         return _run(runs, path, False, process, log, task)
+
+
+def _side_by_side(path: Path) -> list[Path]:
+    """The folders of `train --seeds`, in order; none if this is another kind of folder, or no path at all."""
+    with contextlib.suppress(OSError, ValueError):
+        return sorted(path.glob(f"{SEED}*"), key=lambda one: one.name.removeprefix(SEED).zfill(12))
+    return []
 
 
 def _changed(folders: Sequence[RunDir], changes: dict[str, Any]) -> list[Config]:

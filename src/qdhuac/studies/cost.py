@@ -35,7 +35,7 @@ class Sample:
 
     family: str
     work: float  # of one update
-    ask: float  # seconds per generation
+    ask: float  # seconds per environment step, as the next one
     step: float  # seconds per environment step
     update: float  # seconds per update
 
@@ -75,7 +75,7 @@ def sample(config: Config, rows: Sequence[Mapping[str, Any]]) -> Sample | None:
     return Sample(
         family(config),
         work(config),
-        time["ask"] / len(later),
+        time["ask"] / steps,
         (time["evaluate"] + time["tell"]) / steps,
         time["learn"] / done if done else 0.0,
     )
@@ -88,18 +88,12 @@ def seconds(run: Run, found: Found, samples: Sequence[Sample]) -> float:
     mine = [s for s in samples if s.family == family(run.config)]
     alike = [s for s in mine if s.work == work(run.config)] or mine
     share = 1.0 - min(1.0, found.steps / run.config.run.env_steps)
-    generation = run.config.emitter.batch_size * run.config.task.episode_length
-    generations = -(-run.config.run.env_steps // generation)
 
     def mean(values: list[float]) -> float:
         return sum(values) / len(values)
 
     update = mean([s.update * (work(run.config) / s.work if s.work else 0.0) for s in alike])
-    whole = (
-        generations * mean([s.ask for s in alike])
-        + run.config.run.env_steps * mean([s.step for s in alike])
-        + updates(run) * update
-    )
+    whole = run.config.run.env_steps * mean([s.ask + s.step for s in alike]) + updates(run) * update
     return START + share * whole
 
 
@@ -113,7 +107,9 @@ def samples(root: Path, scale: str, runs: Sequence[Run], found: Sequence[Found])
     for name, run in lacking.items():
         measured = sample(run.config, _calibrate(root / "calibration" / f"{scale}-{name}", run))
         if measured is not None:
-            many = run.config.emitter.gradient_steps / GRADIENT_STEPS if measured.work else 1.0
+            # Mutations are asked for once per generation, which is shorter here. (Where robots fall early it is too.)
+            many = CALIBRATION["task.episode_length"] / run.config.task.episode_length
+            many *= run.config.emitter.gradient_steps / GRADIENT_STEPS if measured.work else 1.0
             have.append(dataclasses.replace(measured, ask=many * measured.ask))
     return have
 

@@ -1,0 +1,87 @@
+"""What running several seeds in one program gains: updates and simulated steps per second, against one seed alone.
+
+    python benchmarks/seeds.py OUTPUT.json [--preset laptop] [--seeds 1 2 5] [--steps 100]
+
+One process; each number of seeds is timed in turn, five rounds, and the median of the ratios within a round counts. The
+physics is MJX, which is mapped over the runs; the native engine simulates one run after the other and gains nothing.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import statistics
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from qdhuac import presets
+from qdhuac.running.build import build
+from qdhuac.running.jax_setup import prepare_jax
+from qdhuac.running.ring import Ring
+
+UPDATES = 20
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("output", type=Path)
+    parser.add_argument("--preset", default="laptop")
+    parser.add_argument("--seeds", type=int, nargs="+", default=[1, 2, 5])
+    parser.add_argument("--steps", type=int, default=100)
+    arguments = parser.parse_args()
+    prepare_jax()
+    changes = {"task.backend": "mjx", "task.episode_length": arguments.steps, "replay.capacity": 20_000}
+    config = presets.make("qdhuac", arguments.preset, changes)
+    task, algorithm = build(config)
+    ring = Ring.of(task, algorithm)
+    ask, learn = jax.jit(jax.vmap(ring.ask)), jax.jit(jax.vmap(ring.learn))
+    tell = jax.jit(jax.vmap(ring.tell))
+    evaluate = jax.vmap(task.evaluate)
+
+    work: dict[int, dict[str, Callable[[], Any]]] = {}
+    for count in arguments.seeds:
+        state = jax.jit(jax.vmap(ring.init))(jax.random.split(jax.random.key(0), count))
+        emission, keys = ask(state)
+        evaluation = evaluate(emission.genotypes, keys, emission.exploration)
+        state = tell(state, emission, evaluation)[0]
+        updates = jnp.full(count, UPDATES, jnp.int32)
+        work[count] = {
+            "learn": lambda s=state, n=updates: learn(s, n),
+            "evaluate": lambda e=emission, k=keys: evaluate(e.genotypes, k, e.exploration),
+        }
+    rounds: list[dict[tuple[int, str], float]] = []
+    for _ in range(6):
+        rounds.append({})
+        for count, parts in work.items():
+            for name, call in parts.items():
+                before = time.perf_counter()
+                jax.block_until_ready(call())
+                rounds[-1][count, name] = time.perf_counter() - before
+    rows = []
+    for count in arguments.seeds:
+        row: dict[str, Any] = {"seeds": count}
+        for name in ("learn", "evaluate"):
+            row[f"{name}_s"] = round(statistics.median(r[count, name] for r in rounds[1:]), 4)
+            gains = [count / arguments.seeds[0] * r[arguments.seeds[0], name] / r[count, name] for r in rounds[1:]]
+            row[f"{name}_gain"] = round(statistics.median(gains), 2)
+        rows.append(row)
+        print(json.dumps(row), flush=True)
+    machine = {"cores": os.cpu_count(), "load": round(os.getloadavg()[0], 1), "jax": jax.__version__}
+    record = {
+        "machine": machine,
+        "preset": arguments.preset,
+        "steps": arguments.steps,
+        "updates": UPDATES,
+        "rows": rows,
+    }
+    arguments.output.write_text(json.dumps(record, indent=1) + "\n")
+
+
+if __name__ == "__main__":
+    main()
