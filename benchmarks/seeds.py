@@ -42,7 +42,7 @@ def main() -> None:
     ring = Ring.of(task, algorithm)
     ask, learn = jax.jit(jax.vmap(ring.ask)), jax.jit(jax.vmap(ring.learn))
     tell = jax.jit(jax.vmap(ring.tell))
-    evaluate = jax.vmap(task.evaluate)
+    evaluate = jax.jit(jax.vmap(task.evaluate))
 
     work: dict[int, dict[str, Callable[[], Any]]] = {}
     for count in arguments.seeds:

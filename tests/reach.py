@@ -27,6 +27,7 @@ class ReachTask:
     reward_offset: float = 3.0
     episode_length: int = STEPS
     contacts: bool = False  # every row says whether it is above 0.5
+    pure = True
 
     @functools.partial(jax.jit, static_argnums=0)
     def evaluate(self, genotypes, key, exploration=None):

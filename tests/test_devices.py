@@ -10,17 +10,15 @@ import sys
 import time
 from pathlib import Path
 
-import numpy as np
 import pytest
+from same_run import assert_same_run
 
 from qdhuac import cli, presets
 from qdhuac.errors import UserError
-from qdhuac.running import checkpoint
 from qdhuac.running.rundir import RunDir
 
 PROGRAM = Path(__file__).with_name("on_devices.py")
 GENERATIONS = 3
-CLOCK = ("wall_s", "time_", "devices")
 
 
 @pytest.fixture(scope="session")
@@ -45,27 +43,6 @@ def finish(process, code=0):
     return said
 
 
-def lines(path):
-    found = RunDir.open(path).read_metrics()
-    return [{k: v for k, v in line.items() if not k.startswith(CLOCK)} for line in found]
-
-
-def assert_same(path, alone):
-    """Whole numbers are equal; others differ by the order of additions."""
-    found, wanted = lines(path), lines(alone)
-    assert len(found) == len(wanted)
-    for one, other in zip(found, wanted, strict=True):
-        for name, value in other.items():
-            assert one[name] == (None if value is None else pytest.approx(value, rel=2e-3, abs=1e-4)), name
-    arrays, wanted = (checkpoint.load(p / "checkpoints").arrays for p in (path, alone))
-    assert arrays.keys() == wanted.keys()
-    for name, value in wanted.items():
-        if value.dtype.kind == "f":
-            np.testing.assert_allclose(arrays[name], value, rtol=5e-3, atol=2e-3, err_msg=name)
-        else:
-            np.testing.assert_array_equal(arrays[name], value, err_msg=name)
-
-
 @pytest.fixture(scope="module")
 def alone(tmp_path_factory, environment):
     """The run of an algorithm on one device, made when it is first asked for."""
@@ -82,14 +59,14 @@ def alone(tmp_path_factory, environment):
 @pytest.mark.parametrize(("algorithm", "devices"), [("qdhuac", 2), ("qdhuac", 4), ("qd_pg", 2)])
 def test_several_devices(tmp_path, environment, alone, algorithm, devices):
     finish(start(environment, "train", tmp_path / "run", algorithm, devices, GENERATIONS))
-    assert_same(tmp_path / "run", alone(algorithm))
+    assert_same_run(tmp_path / "run", alone(algorithm))
     assert {line["devices"] for line in RunDir.open(tmp_path / "run").read_metrics()} == {devices}
 
 
 def test_a_run_goes_on_with_another_number_of_devices(tmp_path, environment, alone):
     finish(start(environment, "train", tmp_path / "run", "qdhuac", 2, 1))
     finish(start(environment, "resume", tmp_path / "run", "qdhuac", 4, GENERATIONS))
-    assert_same(tmp_path / "run", alone("qdhuac"))
+    assert_same_run(tmp_path / "run", alone("qdhuac"))
     assert [line["devices"] for line in RunDir.open(tmp_path / "run").read_metrics()] == [2, 4, 4]
 
 
@@ -104,7 +81,7 @@ def addresses():
 def test_two_processes(tmp_path, environment, alone):
     both = [start(environment, "train", tmp_path / "run", "qdhuac", 4, GENERATIONS, a) for a in addresses()]
     said = [finish(process) for process in both]
-    assert_same(tmp_path / "run", alone("qdhuac"))
+    assert_same_run(tmp_path / "run", alone("qdhuac"))
     assert "report:" in said[0]
     assert "generation" not in said[1]  # it leaves talking and writing to the first
     assert [path.name for path in tmp_path.iterdir()] == ["run"]

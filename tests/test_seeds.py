@@ -5,11 +5,10 @@ from __future__ import annotations
 import jax
 import numpy as np
 import pytest
-from conftest import ToyTask
 from reach import STEPS, ReachTask
+from same_run import assert_same_run, lines
 
 from qdhuac import cli, presets
-from qdhuac.running import checkpoint
 from qdhuac.running.build import build_algorithm
 from qdhuac.running.progress import Silent
 from qdhuac.running.rundir import RunDir
@@ -18,7 +17,6 @@ from qdhuac.running.seeds import Seeds, means
 from qdhuac.running.stopping import Stop
 
 GENERATIONS = 3  # later a draw of the buffer may fall on the other side of a boundary, and the runs part
-CLOCK = ("wall_s", "time_")
 
 
 def runner(place, seed, stop=None, again=False, progress=None):
@@ -34,45 +32,25 @@ def runner(place, seed, stop=None, again=False, progress=None):
     return made
 
 
-def lines(folder):
-    return [{k: v for k, v in line.items() if not k.startswith(CLOCK)} for line in folder.read_metrics()]
-
-
-def state(folder):
-    return checkpoint.load(folder.checkpoints).arrays
-
-
 @pytest.fixture(scope="module")
 def alone(tmp_path_factory):
-    """Metrics and state of each seed by itself."""
-    found = []
+    """Each seed by itself."""
+    place = tmp_path_factory.mktemp("alone")
     for seed in range(3):
-        one = runner(tmp_path_factory.mktemp("alone") / f"seed-{seed}", seed)
-        assert one.run()
-        found.append((lines(one.folder), state(one.folder)))
-    return found
+        assert runner(place / f"seed-{seed}", seed).run()
+    return place
 
 
-def assert_same(folders, alone):
-    """Whole numbers are equal; others differ by what a batched product rounds differently."""
-    for folder, (wanted_lines, wanted_state) in zip(folders, alone, strict=True):
-        for line, wanted in zip(lines(folder), wanted_lines, strict=True):
-            for name, value in wanted.items():
-                assert line[name] == (None if value is None else pytest.approx(value, rel=2e-3, abs=1e-4)), name
-        found = state(folder)
-        assert found.keys() == wanted_state.keys()
-        for name, value in wanted_state.items():
-            if value.dtype.kind == "f":
-                np.testing.assert_allclose(found[name], value, rtol=5e-3, atol=2e-3, err_msg=name)
-            else:
-                np.testing.assert_array_equal(found[name], value, err_msg=name)
+def assert_same(place, alone):
+    for seed in range(3):
+        assert_same_run(place / f"seed-{seed}", alone / f"seed-{seed}")
 
 
 def test_each_run_is_what_it_would_be_alone(tmp_path, alone):
     together = [runner(tmp_path / f"seed-{seed}", seed) for seed in range(3)]
     assert Seeds(together, Silent()).run()
-    assert_same([one.folder for one in together], alone)
-    assert lines(together[0].folder) != lines(together[1].folder)
+    assert_same(tmp_path, alone)
+    assert lines(tmp_path / "seed-0") != lines(tmp_path / "seed-1")
 
 
 class StopAfter(Stop):
@@ -96,7 +74,7 @@ def test_stopped_and_resumed(tmp_path, alone, looks):
         one.folder.unlock()
     rest = [runner(tmp_path / f"seed-{seed}", seed, again=True) for seed in range(3)]
     assert Seeds(rest, Silent()).run()
-    assert_same([one.folder for one in rest], alone)
+    assert_same(tmp_path, alone)
 
 
 def test_those_behind_catch_up_first(tmp_path, alone):
@@ -106,7 +84,7 @@ def test_those_behind_catch_up_first(tmp_path, alone):
     assert first.counters.generation > 0
     rest = [runner(tmp_path / f"seed-{seed}", seed, again=seed == 0) for seed in range(3)]
     assert Seeds(rest, Silent()).run()
-    assert_same([one.folder for one in rest], alone)
+    assert_same(tmp_path, alone)
 
 
 class Listener(Silent):
@@ -133,7 +111,6 @@ def test_the_display_shows_the_mean():
 
 def test_command_line(tmp_path, monkeypatch, toys, capsys):
     monkeypatch.chdir(tmp_path)
-    ToyTask.pure = False
     command = ["train", "--preset", "smoke", "--seed", "4", "--seeds", "2", "--run-dir", "both"]
     assert cli.main([*command, "--generations", "2"]) == 0
     found = [RunDir.open(tmp_path / "both" / f"seed-{n}") for n in (4, 5)]

@@ -28,6 +28,7 @@ class Seeds:
         self._ask = jax.jit(jax.vmap(first.ring.ask))
         self._tell = jax.jit(jax.vmap(first.ring.tell), donate_argnums=0)
         self._learn = jax.jit(jax.vmap(first.ring.learn), donate_argnums=0)
+        self._simulate = jax.jit(jax.vmap(self.task.evaluate)) if getattr(self.task, "pure", False) else None
         self._saved: set[int] = set()  # runs that have reached their goal and are not looked at any more
 
     @property
@@ -93,8 +94,8 @@ class Seeds:
 
     def _evaluate(self, emission: Any, keys: Any) -> Evaluation:
         """As one run would evaluate its own; physics outside of JAX go through the runs in turn."""
-        if getattr(self.task, "pure", False):
-            return jax.vmap(self.task.evaluate)(emission.genotypes, keys, emission.exploration)
+        if self._simulate:
+            return self._simulate(emission.genotypes, keys, emission.exploration)
         each = [
             self.task.evaluate(_one(emission.genotypes, i), keys[i], _one(emission.exploration, i))
             for i in range(len(self.runners))
