@@ -1,14 +1,17 @@
 """Stands in for `python -m qdhuac.cli` in tests of studies: train and resume without physics, in a moment.
 
-STUB_FAIL: part of a folder's name; that run fails. STUB_HANG: that run does half of its work and waits for a signal.
+STUB_FAIL: part of a folder's name; that run fails. STUB_HANG: that run does half of its work, of which it saves the
+first half, and waits for a signal, upon which it saves, or for a file `go`.
 """
 
 import os
 import signal
 import sys
+import time
 from pathlib import Path
 
 from qdhuac import cli
+from qdhuac.running import checkpoint
 from qdhuac.running.rundir import REPORT, RunDir
 
 
@@ -23,8 +26,15 @@ def lines(done, goal, stop):
             "coverage": 0.1,
             "max_fitness": 2.0 * i,
             "qd_score_auc": 3.0 * i,
+            "process": os.getpid(),
             **{f"time_{phase}": 0.5 for phase in ("ask", "evaluate", "tell", "learn")},
         }
+
+
+def save(folder):
+    rows = folder.read_metrics()
+    record = {"counters": {name: rows[-1][name] for name in ("generation", "env_steps")}}
+    checkpoint.save(folder.checkpoints, checkpoint.name(len(rows), 0), record, folder.texts(), None)
 
 
 def main():
@@ -40,20 +50,30 @@ def main():
         folder = RunDir.open(path)
         folder.lock()
         settings = folder.read_config()
+        folder.restore(checkpoint.newest(folder.checkpoints).texts)
     goal = settings.run.env_steps
     done = (folder.read_metrics() or [{"env_steps": 0}])[-1]["env_steps"]
     if os.environ.get("STUB_FAIL", "no run") in path.name:
         print("qdhuac: error: the wheels came off", file=sys.stderr)
         return 1
-    hang = new and os.environ.get("STUB_HANG", "no run") in path.name
-    for line in lines(done, goal, goal // 2 if hang else goal):
+    if new and os.environ.get("STUB_HANG", "no run") in path.name:
+        for line in lines(done, goal, goal // 2):
+            folder.append_metrics(line)
+            if line["generation"] == 1:
+                save(folder)
+        done = goal // 2
+
+        def stop(number, _):
+            save(folder)
+            sys.exit(128 + number)
+
+        signal.signal(signal.SIGTERM, stop)
+        signal.signal(signal.SIGINT, stop)
+        (path / "waiting").write_text(str(os.getpid()))
+        while not (path / "go").exists():
+            time.sleep(0.05)
+    for line in lines(done, goal, goal):
         folder.append_metrics(line)
-    if hang:
-        signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
-        signal.signal(signal.SIGINT, lambda *_: sys.exit(130))
-        (path / "waiting").touch()
-        while True:
-            signal.pause()
     (path / REPORT).write_text("done")
     return 0
 

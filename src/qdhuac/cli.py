@@ -262,13 +262,16 @@ def view(arguments: argparse.Namespace) -> int:
 
 def study(arguments: argparse.Namespace) -> int:
     """All runs of a study."""
+    from qdhuac.studies.commands import EXECUTORS
     from qdhuac.studies.commands import study as run_study
 
     config.check_choice("study", arguments.name, STUDIES)
     config.check_choice("--scale", arguments.scale, SCALES)
+    config.check_choice("--executor", arguments.executor, EXECUTORS)
     seeds = None if arguments.seeds is None else _whole_number("--seeds", arguments.seeds, 1, 1000)
     jobs = None if arguments.jobs is None else _whole_number("--jobs", arguments.jobs, 1, 1000)
-    return run_study(arguments.name, arguments.scale, seeds, Path(arguments.root), jobs, arguments.dry_run)
+    root, dry_run = Path(arguments.root), arguments.dry_run
+    return run_study(arguments.name, arguments.scale, seeds, root, jobs, dry_run, arguments.executor)
 
 
 def bench(arguments: argparse.Namespace) -> int:
@@ -465,7 +468,10 @@ def _parser() -> Parser:
     sub.add_argument(
         "--root", default="studies", metavar="DIR", help="where runs and studies are kept, default studies"
     )
-    sub.add_argument("--jobs", metavar="N", help="runs at a time; default the number of cores, at scale paper 1")
+    sub.add_argument("--executor", default="local", help="local (default); ray or slurm (extras of that name)")
+    sub.add_argument(
+        "--jobs", metavar="N", help="runs at a time; default the number of cores, at scale paper 1, on a cluster all"
+    )
     sub.add_argument("--dry-run", action="store_true", help="list the runs and their cost, and stop")
     sub = command("bench", bench, "how fast learner, rollouts, archive and replay buffer are on this machine")
     sub.add_argument("name", nargs="?", metavar="NAME", help="learner, rollout, archive or replay; default all")

@@ -97,9 +97,13 @@ def seconds(run: Run, found: Found, samples: Sequence[Sample]) -> float:
     return START + share * whole
 
 
-def samples(root: Path, scale: str, runs: Sequence[Run], found: Sequence[Found]) -> list[Sample]:
+def samples(
+    root: Path, scale: str, runs: Sequence[Run], found: Sequence[Found], calibrate: bool = True
+) -> list[Sample]:
     """Timings from the runs that are there; of families that have none, three short generations of the first run."""
     have = [s for run, f in zip(runs, found, strict=True) if (s := sample(run.config, f.rows))]
+    if not calibrate:
+        return have
     lacking: dict[str, Run] = {}
     for run, f in zip(runs, found, strict=True):
         if f.state != FINISHED and family(run.config) not in {s.family for s in have}:
@@ -128,7 +132,7 @@ def table(runs: Sequence[Run], found: Sequence[Found], timings: Sequence[Sample]
         f"left {sum(int(updates(r) * (1 - f.steps / r.config.run.env_steps)) for r, f in left):,}",
     ]
     if any(family(r.config) not in known for r, _ in left):
-        return [*out, "time left: unknown, the calibration failed"]
+        return [*out, "time left: unknown, as some algorithms have not been timed yet"]
     total = sum(seconds(r, f, timings) for r, f in left)
     longest = max((seconds(r, f, timings) for r, f in left), default=0.0)
     wall = max(total / jobs_, longest)

@@ -18,7 +18,7 @@ from qdhuac.running.rundir import REPORT, RunDir
 from qdhuac.studies import catalogue
 from qdhuac.studies.catalogue import Run
 
-STUDY, RUNS = "study.toml", "runs"
+STUDY, RUNS, LOGS = "study.toml", "runs", "logs"
 NEEDED = ("env_steps", "qd_score", "coverage", "max_fitness", "qd_score_auc")  # numbers that every line must have
 MISSING, STARTED, FINISHED = "missing", "started", "finished"
 

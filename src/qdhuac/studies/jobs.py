@@ -1,27 +1,32 @@
-"""Runs a study: one process per run, one core each, so that a crash of one does not stop the others."""
+"""One process per run, one core each, so that a crash of one does not stop the others."""
 
 from __future__ import annotations
 
 import dataclasses
 import os
 import shutil
-import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
-from qdhuac.errors import UserError
 from qdhuac.running import checkpoint
-from qdhuac.running.progress import duration
 from qdhuac.studies.catalogue import Run, arguments
-from qdhuac.studies.folder import FINISHED, MISSING, RUNS, look
+from qdhuac.studies.folder import LOGS, MISSING, RUNS
 
 COMMAND = [sys.executable, "-m", "qdhuac.cli"]
 ONE_THREAD = "--xla_cpu_multi_thread_eigen=false intra_op_parallelism_threads=1"
-POLL = 0.2  # seconds
+STOPPED = (130, 143, -2, -15)  # exit codes of a run that a signal stopped; the negative ones before it could catch any
+
+
+class Result(NamedTuple):
+    """How a run ended."""
+
+    code: int | None  # None: no process was started, and `last` says why
+    seconds: float = 0.0
+    last: str = ""  # what its process said last
 
 
 @dataclasses.dataclass
@@ -31,7 +36,6 @@ class Job:
     run: Run
     process: subprocess.Popen[bytes]
     core: int | None
-    log: Path
     begun: float
 
 
@@ -51,78 +55,56 @@ def cores() -> list[int]:
     return sorted(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else []
 
 
-class Pool:
-    """Keeps `jobs` runs going until all have ended or a signal came; each is pinned to a core if there are enough."""
+def begin(root: Path, run: Run, state: str, out: Any, core: int | None = None, through: Sequence[str] = ()) -> Job:
+    """Start the process of a run; its command and what it says go to its log."""
+    words = command(root, run, state)
+    out.write(f"$ {' '.join(words)}\n".encode())
+    out.flush()
+    return Job(run, start([*through, *words], core, out), core, time.monotonic())
 
-    def __init__(self, root: Path, jobs: int, say: Callable[[str], None] = print) -> None:
-        self.root, self.jobs, self.say = root, jobs, say
-        self.failures: list[str] = []
-        self.signal: int | None = None
-        self._running: list[Job] = []
+
+def log(root: Path, run: Run) -> Path:
+    """The file that a run's process writes to."""
+    return root / LOGS / f"{run.folder}.log"
+
+
+def ended(root: Path, job: Job) -> Result:
+    """How a run ended, whose process has; what a report needs stays: configuration, metrics, repertoire."""
+    if job.process.returncode == 0:
+        shutil.rmtree(root / RUNS / job.run.folder / "checkpoints", ignore_errors=True)  # a replay buffer is large
+    return Result(job.process.returncode, time.monotonic() - job.begun, last_line(log(root, job.run)))
+
+
+class Local:
+    """Runs on this machine; each is pinned to a core if there are enough."""
+
+    queues, poll = False, 0.2
+
+    def __init__(self, dry_run: bool) -> None:
+        pass
+
+    def prepare(self, root: Path, runs: Sequence[Run], order: Any, jobs: int) -> None:
+        self.root, self.jobs = root, jobs
         usable = cores()
         self._free: list[int | None] = [*usable[:jobs]] if jobs <= len(usable) else [None] * jobs
 
-    def run(self, runs: Sequence[Run]) -> int:
-        """0 when every run is finished, 1 if some failed, 128 + signal when stopped (all have saved)."""
-        waiting, total = list(runs), len(runs)
-        before = {n: signal.signal(n, self._on_signal) for n in (signal.SIGINT, signal.SIGTERM)}
-        try:
-            while self._running or (waiting and self.signal is None):
-                while waiting and self._free and self.signal is None:
-                    self._start(waiting.pop(0), total - len(waiting), total)
-                time.sleep(POLL)
-                for job in [j for j in self._running if j.process.poll() is not None]:
-                    self._end(job)
-        finally:
-            for number, handler in before.items():
-                signal.signal(number, handler)
-        for failure in self.failures:
-            self.say(f"failed: {failure}")
-        if self.signal is not None:
-            return 128 + self.signal
-        return 1 if self.failures else 0
+    def begin(self, run: Run, state: str) -> Job:
+        with log(self.root, run).open("ab") as out:
+            job = begin(self.root, run, state, out, self._free[0])
+        self._free.pop(0)
+        return job
 
-    def _start(self, run: Run, position: int, total: int) -> None:
-        try:
-            state = look(self.root, run).state
-            if state == FINISHED:  # meanwhile, by another process
-                return
-            words = command(self.root, run, state)
-        except UserError as error:
-            self.failures.append(f"{run.name}: {error}")
-            return
-        core = self._free.pop(0)
-        log = self.root / "logs" / f"{run.folder}.log"
-        log.parent.mkdir(exist_ok=True)
-        with log.open("ab") as out:
-            out.write(f"$ {' '.join(words)}\n".encode())
-            out.flush()
-            process = start(words, core, out)
-        self._running.append(Job(run, process, core, log, time.monotonic()))
-        self.say(f"[{position}/{total}] {'begins' if state == MISSING else 'goes on'}: {run.name} ({run.folder})")
-
-    def _end(self, job: Job) -> None:
-        self._running.remove(job)
+    def result(self, job: Job) -> Result | None:
+        if job.process.poll() is None:
+            return None
         self._free.append(job.core)
-        code, took = job.process.returncode, duration(time.monotonic() - job.begun)
-        if code == 0:
-            # What a report needs stays: configuration, metrics, repertoire. A replay buffer is large.
-            shutil.rmtree(self.root / RUNS / job.run.folder / "checkpoints", ignore_errors=True)
-            self.say(f"finished after {took}: {job.run.name}")
-        elif self.signal is not None and code in (130, 143):
-            self.say(f"saved after {took}: {job.run.name}")
-        else:
-            self.failures.append(f"{job.run.name}: {last_line(job.log)} (exit code {code}, see {job.log})")
-            self.say(f"failed after {took}: {job.run.name}")
+        return ended(self.root, job)
 
-    def _on_signal(self, number: int, _: Any) -> None:
-        """The first lets every run save, the second ends them at once."""
-        if self.signal is None:
-            self.say("stopping: every run saves; the same command goes on later")
-        self.signal = number
-        for job in self._running:
-            if job.process.poll() is None:
-                job.process.send_signal(number)
+    def stop(self, job: Job, number: int) -> None:
+        job.process.send_signal(number)
+
+    def close(self) -> None:
+        pass
 
 
 def last_line(log: Path) -> str:

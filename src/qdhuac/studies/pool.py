@@ -1,0 +1,112 @@
+"""Keeps the runs of a study going, wherever they run, and tells what became of them."""
+
+from __future__ import annotations
+
+import signal
+import time
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, Protocol
+
+from qdhuac.errors import UserError
+from qdhuac.running.progress import duration
+from qdhuac.studies.catalogue import Run
+from qdhuac.studies.folder import FINISHED, LOGS, MISSING, look
+from qdhuac.studies.jobs import STOPPED, Result, log
+
+
+class Executor(Protocol):
+    """Where runs go: this machine or a cluster."""
+
+    jobs: int  # so many runs are given to it at a time
+    poll: float  # seconds between two looks
+    queues: bool  # whether a run may have to wait for its place after `begin`
+
+    def __init__(self, dry_run: bool) -> None:
+        """Refuse what is not there."""
+
+    def prepare(self, root: Path, runs: Sequence[Run], order: Callable[[Run], Mapping[str, Any]], jobs: int) -> None:
+        """What will be run, `jobs` at a time; `order` makes of a run what a node of a cluster is told."""
+
+    def begin(self, run: Run, state: str) -> Any:
+        """Begin a run or go on with it; returns what the other methods know it by."""
+
+    def result(self, job: Any) -> Result | None:
+        """How it ended; None while it has not."""
+
+    def stop(self, job: Any, number: int) -> None:
+        """Pass a signal on: the first lets the run save, the second ends it at once."""
+
+    def close(self) -> None:
+        """Nothing more will come."""
+
+
+class Pool:
+    """Gives runs to an executor until all have ended or a signal came."""
+
+    def __init__(self, root: Path, executor: Executor, say: Callable[[str], None] = print) -> None:
+        self.root, self.executor, self.say = root, executor, say
+        self.failures: list[str] = []
+        self.signals: list[int] = []
+        self._running: list[tuple[Run, Any]] = []
+
+    def run(self, runs: Sequence[Run]) -> int:
+        """0 when every run is finished, 1 if some failed, 128 + signal when stopped (all have saved)."""
+        waiting, total, passed_on = list(runs), len(runs), 0
+        (self.root / LOGS).mkdir(exist_ok=True)
+        before = {n: signal.signal(n, self._on_signal) for n in (signal.SIGINT, signal.SIGTERM)}
+        try:
+            while self._running or (waiting and not self.signals):
+                while waiting and len(self._running) < self.executor.jobs and not self.signals:
+                    self._begin(waiting.pop(0), total - len(waiting), total)
+                time.sleep(self.executor.poll)
+                for number in self.signals[passed_on:]:
+                    for _, job in reversed(self._running):  # what waits for a place first, lest it gets one
+                        self.executor.stop(job, number)
+                    passed_on += 1
+                for run, job in list(self._running):
+                    if (result := self.executor.result(job)) is not None:
+                        self._running.remove((run, job))
+                        self._end(run, result)
+        finally:
+            for number, handler in before.items():
+                signal.signal(number, handler)
+            self.executor.close()
+        for failure in self.failures:
+            self.say(f"failed: {failure}")
+        if self.signals:
+            return 128 + self.signals[-1]
+        return 1 if self.failures else 0
+
+    def _begin(self, run: Run, position: int, total: int) -> None:
+        try:
+            state = look(self.root, run).state
+            if state == FINISHED:  # meanwhile, by another process
+                return
+            self._running.append((run, self.executor.begin(run, state)))
+        except UserError as error:
+            self.failures.append(f"{run.name}: {error}")
+            return
+        word = "submitted" if self.executor.queues else "begins" if state == MISSING else "goes on"
+        self.say(f"[{position}/{total}] {word}: {run.name} ({run.folder})")
+
+    def _end(self, run: Run, result: Result) -> None:
+        code, took = result.code, duration(result.seconds)
+        if code == 0:
+            self.say(f"finished after {took}: {run.name}")
+        elif self.signals and code in STOPPED:
+            self.say(f"saved after {took}: {run.name}")
+        elif self.signals and code is None:
+            pass  # it had not begun
+        elif code is None:
+            self.failures.append(f"{run.name}: {result.last}")
+            self.say(f"failed: {run.name}")
+        else:
+            where = log(self.root, run)
+            self.failures.append(f"{run.name}: {result.last} (exit code {code}, see {where})")
+            self.say(f"failed after {took}: {run.name}")
+
+    def _on_signal(self, number: int, _: Any) -> None:
+        if not self.signals:
+            self.say("stopping: every run saves; the same command goes on later")
+        self.signals.append(number)

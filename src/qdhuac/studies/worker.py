@@ -1,0 +1,122 @@
+"""One run on a node of a cluster: the command that the local pool would start, so that a lost node is just a resume."""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import os
+import platform
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from qdhuac import __version__
+from qdhuac.errors import UserError
+from qdhuac.studies import catalogue
+from qdhuac.studies.catalogue import Run
+from qdhuac.studies.folder import FINISHED, STUDY, look
+from qdhuac.studies.jobs import STOPPED, Job, Result, begin, ended, log
+
+POLL = 0.2  # seconds
+PATIENCE = 600  # seconds to wait for a process that may still have the run, perhaps on a node that was given up
+# What stands before a command whose process is to be stopped (SIGTERM, so it saves) when ours is gone, however it went.
+# Slurm sends SIGUSR2 to everything in a job; it is meant for us alone.
+MORTAL = """import ctypes, os, signal, sys
+signal.signal(signal.SIGUSR2, signal.SIG_IGN)
+ctypes.CDLL(None).prctl(1, signal.SIGTERM)  # PR_SET_PDEATHSIG
+if os.getppid() == int(sys.argv[1]): os.execv(sys.argv[2], sys.argv[2:])"""
+
+
+class Stopped(Exception):
+    """Somebody else has stopped a run, as when a node goes down; it has saved and can go on elsewhere."""
+
+
+def order(root: Path, name: str, scale: str, seeds: int, run: Run) -> dict[str, Any]:
+    """What a node is told: plain values, which every version can read as far as the version."""
+    told = {"version": __version__, "root": str(root.absolute()), "study": name, "scale": scale, "seeds": seeds}
+    return {**told, "folder": run.folder}
+
+
+def work(order: Mapping[str, Any]) -> Result:
+    """Do a run to its end."""
+    return Worker().run(order)
+
+
+class Worker:
+    """Does a run; `stop` may be called meanwhile, also by a signal's handler."""
+
+    def __init__(self) -> None:
+        self._job: Job | None = None
+        self._asked = False
+
+    def run(self, order: Mapping[str, Any]) -> Result:
+        """Begin a run or go on with it, in a process that ends when this one does."""
+        try:
+            return self._run(order)
+        except UserError as error:
+            return Result(None, last=str(error))
+
+    def stop(self) -> None:
+        """Let the run save, and wait until it has."""
+        self._asked = True
+        if self._job is not None:
+            process = self._job.process
+            process.terminate()
+            with contextlib.suppress(ChildProcessError):  # not `process.wait`: we may have interrupted its poll
+                os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOWAIT)
+
+    def _run(self, order: Mapping[str, Any]) -> Result:
+        run = _find(order)
+        root = Path(order["root"])
+        with log(root, run).open("ab") as out:
+            _lock(out, run)
+            state = look(root, run).state
+            if state == FINISHED:
+                return Result(0)
+            self._job = job = begin(root, run, state, out, through=_mortal())
+            try:
+                while job.process.poll() is None:
+                    time.sleep(POLL)
+            except KeyboardInterrupt:  # this is how Ray cancels
+                self.stop()
+                job.process.wait()
+            result = ended(root, job)
+        if result.code in STOPPED and not self._asked:
+            raise Stopped(f"stopped by a signal on {platform.node()}; it has saved")
+        return result
+
+
+def _find(order: Mapping[str, Any]) -> Run:
+    """The run that is meant, if this node can do it."""
+    node, root = platform.node(), Path(order["root"])
+    if order["version"] != __version__:
+        raise UserError(f"{node} has qdhuac {__version__}, and the study is made by {order['version']}")
+    name, scale = order["study"], order["scale"]
+    if not (root / f"{name}-{scale}" / STUDY).exists():
+        raise UserError(f"{node} does not see {root}; --root must be a folder that all nodes share")
+    for run in catalogue.runs(name, scale, order["seeds"]):
+        if run.folder == order["folder"]:
+            return run
+    raise UserError(f"{node} knows no run {order['folder']} of {name}: its qdhuac {__version__} is not the same")
+
+
+def _lock(out: Any, run: Run) -> None:
+    """Wait until nobody else has the run.
+
+    The lock is on the log, which is the run's standard output too: so it is held for as long as this process or the
+    run's lives, and nobody takes over a run that is still saving.
+    """
+    deadline = time.monotonic() + PATIENCE
+    while True:
+        try:
+            return fcntl.flock(out, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            if time.monotonic() > deadline:
+                raise UserError(f"another process still has the run {run.folder} after {PATIENCE} seconds") from None
+        time.sleep(POLL)
+
+
+def _mortal() -> Sequence[str]:
+    return [sys.executable, "-c", MORTAL, str(os.getpid())] if sys.platform == "linux" else []
