@@ -41,7 +41,7 @@ class Ray:
         try:
             self.ray.init(**options)
         except (OSError, RuntimeError, ValueError, self.ray.exceptions.RayError) as error:
-            raise UserError(f"RAY_ADDRESS={address}: {_last_line(error)}") from None
+            raise UserError(f"RAY_ADDRESS={address}: {error}") from None
 
     def prepare(self, root: Path, runs: Sequence[Run], order: Callable[[Run], Mapping[str, Any]], jobs: int) -> None:
         """A task is a core, an accelerator where there are any, and another node when its own is lost."""

@@ -119,4 +119,4 @@ def _lock(out: Any, run: Run) -> None:
 
 
 def _mortal() -> Sequence[str]:
-    return [sys.executable, "-c", MORTAL, str(os.getpid())] if sys.platform == "linux" else []
+    return [sys.executable, "-IS", "-c", MORTAL, str(os.getpid())] if sys.platform == "linux" else []
