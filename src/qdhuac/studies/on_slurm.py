@@ -104,4 +104,6 @@ class Slurm:
 
 
 def _parameters(jobs: int) -> dict[str, Any]:
-    return {"job_name": "qdhuac", "time": MINUTES, "cpus_per_task": 1, "array_parallelism": jobs}
+    """Of the script; `requeue` is for clusters that end a preempted job, or lose its node, without a word."""
+    ours = {"job_name": "qdhuac", "time": MINUTES, "cpus_per_task": 1, "array_parallelism": jobs}
+    return {**ours, "additional_parameters": {"requeue": True}}
