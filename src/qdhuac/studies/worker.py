@@ -115,6 +115,8 @@ def _lock(out: Any, run: Run) -> None:
         except BlockingIOError:
             if time.monotonic() > deadline:
                 raise UserError(f"another process still has the run {run.folder} after {PATIENCE} seconds") from None
+        except OSError as error:
+            raise UserError(f"{out.name}: cannot be locked on {platform.node()} ({error.strerror})") from None
         time.sleep(POLL)
 
 
