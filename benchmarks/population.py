@@ -2,7 +2,7 @@
 
     python benchmarks/population.py OUTPUT.json [--policies 10 64 256 1024 4096] [--archives 1024 5000 10000 20000]
 
-One process per point, so that the peak of resident memory is its own. The task is HalfCheetah with episodes of 20
+One process per point, so that the peak of resident memory is its own. The task is HalfCheetah with episodes of 60
 steps, so that what is measured is the ring and not the physics: asking, telling (archive and replay buffer) and the
 mutations of the paper's networks. A point is the median of three generations after two that compile. The archive is
 full.
@@ -21,7 +21,7 @@ import sys
 import time
 from pathlib import Path
 
-STEPS = 20
+STEPS = 60
 
 
 def measure(policies: int, archive: int) -> dict[str, float]:
