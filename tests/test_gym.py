@@ -5,6 +5,7 @@ import importlib.util
 from pathlib import Path
 
 import gym_envs
+import gymnasium
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -174,13 +175,26 @@ def test_the_example_of_a_robot_hands_its_transitions_to_the_learner(capsys):
     assert "critic loss nan" not in capsys.readouterr().out
 
 
-def test_half_cheetah_of_gymnasium():
-    task = example("gymnasium_halfcheetah").make_task(episode_length=30, workers=1)
-    found = task.evaluate(random(task, 2), KEY)
-    assert (task.obs_size, task.action_size) == (17, 6)
-    rows = jax.tree.map(np.asarray, found.transitions)
-    np.testing.assert_array_equal(rows.obs[:, 1:], rows.next_obs[:, :-1])
-    np.testing.assert_allclose(found.fitness, rows.reward.sum(1), rtol=1e-5)
-    assert not rows.terminal.any()
-    # It is dropped from a small height: some foot touches the ground within 30 steps, and not in all of them.
-    assert 0.0 < np.asarray(found.descriptor).mean() < 1.0
+def test_half_cheetah_of_gymnasium_is_what_a_replay_of_its_actions_gives(monkeypatch):
+    task = example("gymnasium_halfcheetah").make_task(episode_length=80, hidden=(8,), workers=1)
+    seeds, reset = [], gym_worker.Simulator.reset
+    monkeypatch.setattr(gym_worker.Simulator, "reset", lambda self, seed: (seeds.append(seed), reset(self, seed))[1])
+    found = jax.tree.map(np.asarray, task.evaluate(random(task, 2), KEY))
+    assert len(set(seeds)) == 2
+    env = gymnasium.make("HalfCheetah-v5")
+    for i, seed in enumerate(seeds):
+        rows = jax.tree.map(lambda x, i=i: x[i], found.transitions)
+        obs, down = env.reset(seed=seed)[0], []
+        for t in range(80):
+            np.testing.assert_allclose(rows.obs[t], obs, rtol=1e-6)
+            obs, reward, *_ = env.step(rows.action[t])
+            np.testing.assert_allclose(rows.next_obs[t], obs, rtol=1e-6)
+            assert rows.reward[t] == pytest.approx(reward, rel=1e-5)
+            data, model = env.unwrapped.data, env.unwrapped.model
+            pairs = [{model.geom(g).name for g in c.geom} for c in data.contact if c.dist <= 0]
+            down.append([{"floor", foot} in pairs for foot in ("bfoot", "ffoot")])
+        assert not rows.terminal.any()
+        assert found.fitness[i] == pytest.approx(rows.reward.sum(), rel=1e-5)
+        np.testing.assert_allclose(found.descriptor[i], np.mean(down, 0), rtol=1e-5)
+    # It is dropped from a small height: feet touch the ground, and not in all steps.
+    assert 0.0 < found.descriptor.mean() < 1.0

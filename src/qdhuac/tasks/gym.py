@@ -17,12 +17,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from qdhuac.config import check_choice
 from qdhuac.errors import RunFailed, UserError
 from qdhuac.learning.policy import Policy
-from qdhuac.tasks import gym_worker
+from qdhuac.tasks import gym_worker, own
 from qdhuac.tasks.gym_worker import Features, Make, Rows, Simulator
-from qdhuac.tasks.rollout import AFTER_TERMINATION
 from qdhuac.types import Array, Evaluation, Exploration, Genotype, Transition
 
 Describe = Callable[[np.ndarray], Any]  # to D numbers
@@ -56,15 +54,10 @@ class GymnasiumTask:
         store_contacts: bool = False,
         workers: int | None = None,
     ) -> None:
-        check_choice("after_termination", after_termination, AFTER_TERMINATION)
+        bounds = own.check_options(descriptor_bounds, episode_length, after_termination)
         if not callable(features) or not callable(describe):
             raise UserError("features: missing; give a function from the environment to what the descriptor is made of")
-        low, high = (tuple(float(x) for x in bound) for bound in descriptor_bounds)
-        if not low or len(low) != len(high) or not all(a < b for a, b in zip(low, high, strict=True)):
-            raise UserError(f"descriptor_bounds={descriptor_bounds}: expected a low below a high for each dimension")
-        if episode_length < 1:
-            raise UserError(f"episode_length={episode_length!r}: must be at least 1")
-        self.descriptor_bounds, self.support, self.reward_offset = (low, high), support, reward_offset
+        self.descriptor_bounds, self.support, self.reward_offset = bounds, support, reward_offset
         self.episode_length, self.after_termination = episode_length, after_termination
         self.describe, self.store_contacts = describe, store_contacts
         self._make, self._features = make, features
@@ -77,11 +70,9 @@ class GymnasiumTask:
         self._local = Simulator(make, features)
         self._local.reset(0)
         seen = self._local.look()
-        self._descriptor(seen[None], "after a reset", inside=False)
-        if store_contacts and len(seen) != len(low):
-            raise UserError(
-                f"store_contacts: expected one feature for each of {len(low)} dimensions, got {len(seen)} features"
-            )
+        self._descriptor(seen[None], "after a reset")
+        if store_contacts:
+            own.check_contacts(len(seen), bounds)
         self.obs_size, self.action_size = self._local.obs_size, self._local.action_size
         self.policy = Policy(self.obs_size, self.action_size, tuple(hidden))
 
@@ -100,12 +91,15 @@ class GymnasiumTask:
             jobs.append((network, head, int(seeds[i]), self.episode_length, self.after_termination == "stop"))
         found = self._simulate(jobs)
         rows = Rows(*(np.stack(column) for column in zip(*found, strict=True)))
-        descriptor = [self._descriptor(r.features[r.living], f"of individual {i}") for i, r in enumerate(found)]
+        descriptor = np.stack(
+            [self._descriptor(r.features[r.living], f"of individual {i}") for i, r in enumerate(found)]
+        )
+        own.check_inside(descriptor, self.descriptor_bounds)
         contacts = jnp.asarray(rows.features) if self.store_contacts else None
         columns = (rows.obs, rows.action, rows.reward, rows.terminal, rows.next_obs)
         return Evaluation(
             fitness=jnp.asarray(np.where(rows.living, rows.reward, 0.0).sum(1, dtype=np.float32)),
-            descriptor=jnp.asarray(np.stack(descriptor)),
+            descriptor=jnp.asarray(descriptor),
             steps=jnp.asarray(rows.valid.sum(1), jnp.int32),
             transitions=Transition(*map(jnp.asarray, columns))._replace(contacts=contacts),
             valid=jnp.asarray(rows.valid),
@@ -137,15 +131,8 @@ class GymnasiumTask:
                 "function of a module, or the script lacks: if __name__ == '__main__'"
             ) from None
 
-    def _descriptor(self, features: np.ndarray, whose: str, inside: bool = True) -> np.ndarray:
+    def _descriptor(self, features: np.ndarray, whose: str) -> np.ndarray:
         """What `describe` makes of the features; refused if it is not a descriptor."""
-        found, (low, high) = np.asarray(self.describe(features), np.float32), self.descriptor_bounds
-        if found.shape != (len(low),):
-            raise UserError(
-                f"descriptor {whose}: expected {len(low)} numbers, as descriptor_bounds has, got shape {found.shape}"
-            )
-        # One that is not finite is a failed evaluation, which is rejected and counted, not a mistake in the bounds.
-        slack = 1e-5 * (np.array(high) - np.array(low))
-        if inside and np.isfinite(found).all() and not np.all((low - slack <= found) & (found <= high + slack)):
-            raise UserError(f"descriptor {whose}: {found.tolist()} is outside of its bounds {low} to {high}")
+        found = np.asarray(self.describe(features), np.float32)
+        own.check_shape(f"descriptor {whose}", found.shape, self.descriptor_bounds)
         return found

@@ -56,8 +56,10 @@ class Simulator:
     def step(self, action: np.ndarray) -> tuple[np.ndarray, float, bool, bool]:
         """Observation, reward, terminated and truncated after an action between -1 and 1."""
         space = self.env.action_space
-        scaled = space.low + 0.5 * (action + 1.0) * (space.high - space.low)
-        obs, reward, terminated, truncated, _ = self.env.step(scaled.astype(space.dtype))
+        # Bounds of -1 and 1 change nothing, not even the last digit.
+        scaled = 0.5 * (space.low + space.high) + action * (0.5 * (space.high - space.low))
+        inside = np.clip(scaled, space.low, space.high).astype(space.dtype)
+        obs, reward, terminated, truncated, _ = self.env.step(inside)
         return self._observation(obs), float(reward), bool(terminated), bool(truncated)
 
     def look(self) -> np.ndarray:

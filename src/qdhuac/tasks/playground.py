@@ -12,10 +12,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from qdhuac.config import check_choice
 from qdhuac.errors import UserError
 from qdhuac.learning.policy import Policy
-from qdhuac.tasks.rollout import AFTER_TERMINATION, rollout, share_of_steps
+from qdhuac.tasks import own
+from qdhuac.tasks.rollout import rollout, share_of_steps
 from qdhuac.types import Array, Evaluation, Exploration, Genotype
 
 OBSERVED = "state"  # of several observations, the one that policies get; the others are for critics of their own
@@ -42,15 +42,10 @@ class PlaygroundTask:
         hidden: tuple[int, ...] = (256, 256),
         store_contacts: bool = False,
     ) -> None:
-        check_choice("after_termination", after_termination, AFTER_TERMINATION)
+        bounds = own.check_options(descriptor_bounds, episode_length, after_termination)
         if not callable(features):
             raise UserError("features: missing; expected a function from a state to the numbers of the descriptor")
-        low, high = (tuple(map(float, bound)) for bound in descriptor_bounds)
-        if not low or len(low) != len(high) or not all(a < b for a, b in zip(low, high, strict=True)):
-            raise UserError(f"descriptor_bounds={descriptor_bounds}: expected a low below a high for each dimension")
-        if episode_length < 1:
-            raise UserError(f"episode_length={episode_length!r}: must be at least 1")
-        self.descriptor_bounds, self.support, self.reward_offset = (low, high), support, reward_offset
+        self.descriptor_bounds, self.support, self.reward_offset = bounds, support, reward_offset
         self.episode_length, self.store_contacts = episode_length, store_contacts
         self.env, self.action_size = Flat(env), int(env.action_size)
         # Shapes alone: nothing is simulated or compiled yet.
@@ -64,14 +59,9 @@ class PlaygroundTask:
             raise UserError(f"features: expected an array of one dimension, got {seen}")
         steps = jax.ShapeDtypeStruct((episode_length, *seen.shape), seen.dtype)
         found = jax.eval_shape(describe, steps, jax.ShapeDtypeStruct((episode_length,), bool))
-        if found.shape != (len(low),):
-            raise UserError(
-                f"descriptor: expected {len(low)} numbers, as descriptor_bounds has, got shape {found.shape}"
-            )
-        if store_contacts and seen.shape != (len(low),):
-            raise UserError(
-                f"store_contacts: expected one feature for each of {len(low)} dimensions, got {seen.shape[0]} features"
-            )
+        own.check_shape("descriptor", found.shape, bounds)
+        if store_contacts:
+            own.check_contacts(seen.shape[0], bounds)
 
         def evaluate(genotypes: Genotype, key: Array, exploration: Exploration | None) -> Evaluation:
             return rollout(
@@ -93,14 +83,7 @@ class PlaygroundTask:
     def evaluate(self, genotypes: Genotype, key: Array, exploration: Exploration | None = None) -> Evaluation:
         """One evaluation of each genotype; compiled once per batch size, and once more with exploration."""
         found = self._evaluate(genotypes, key, exploration)
-        descriptor, (low, high) = np.asarray(found.descriptor), np.asarray(self.descriptor_bounds)
-        slack = 1e-5 * (high - low)
-        # One that is not finite is a failed evaluation, which is rejected and counted, not a mistake in the bounds.
-        outside = np.isfinite(descriptor).all(1) & np.any((descriptor < low - slack) | (descriptor > high + slack), 1)
-        if outside.any():
-            i = int(outside.argmax())
-            bounds = f"{self.descriptor_bounds[0]} to {self.descriptor_bounds[1]}"
-            raise UserError(f"descriptor of individual {i}: {descriptor[i].tolist()} is outside of its bounds {bounds}")
+        own.check_inside(np.asarray(found.descriptor), self.descriptor_bounds)
         return found
 
 
