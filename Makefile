@@ -7,7 +7,7 @@ CHROMIUM := --no-install-recommends chromium libegl1 libgl1-mesa-dri
 QDAX := .venv-qdax
 QDAX_PIP := $(QDAX)/bin/python -m pip install --quiet --disable-pip-version-check --no-deps
 
-.PHONY: setup setup-cuda train view test test-resilience test-qdax test-browser docs clean
+.PHONY: setup setup-cuda train view test test-resilience test-qdax test-playground test-browser docs clean
 
 train: setup  ## the main job: a repertoire for HalfCheetah with the default preset; ARGS="--task ant" adds options
 	$(BIN)/qdhuac train $(ARGS)
@@ -26,6 +26,9 @@ test-resilience: $(VENV)/.dev  ## kills, damage, fuzzing, full disks, a long run
 
 test-qdax: $(QDAX)/.made  ## our parts against the real QDax, in an environment of its own
 	$(QDAX)/bin/python -m pytest -c tests/qdax/pytest.ini tests/qdax
+
+test-playground: $(VENV)/.playground  ## an environment of MuJoCo Playground as a task; 400 MB more in .venv
+	$(BIN)/python -m pytest -o addopts="-q -p no:cacheprovider" tests/test_playground.py
 
 test-browser: $(VENV)/.browser  ## explorer and report in headless Chromium: the system's, or else playwright's own
 	$(BIN)/python -m pytest -o addopts="-q -p no:cacheprovider" tests/browser
@@ -51,6 +54,10 @@ $(VENV)/.browser: $(VENV)/.dev
 	PIP_CONSTRAINT=constraints.txt $(PIP) --editable ".[browser,dev,view]"
 	command -v chromium >/dev/null || { [ "$$(id -u)" = 0 ] && apt-get -qq update && apt-get -qq --yes install $(CHROMIUM); } \
 		|| $(BIN)/playwright install chromium
+	touch $@
+
+$(VENV)/.playground: $(VENV)/.dev
+	PIP_CONSTRAINT=constraints.txt $(PIP) --editable ".[dev,playground,view]"
 	touch $@
 
 $(VENV)/.docs: $(VENV)/.runtime

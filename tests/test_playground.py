@@ -1,17 +1,21 @@
-"""Environments with the interface of MuJoCo Playground as tasks."""
+"""Environments with the interface of MuJoCo Playground as tasks, and one of Playground itself where it is installed."""
 
 import dataclasses
 import functools
+import importlib.util
+from pathlib import Path
 from typing import Any
 
 import jax
 import jax.numpy as jnp
+import mujoco
 import numpy as np
 import pytest
 
 import qdhuac
 from qdhuac.errors import UserError
 from qdhuac.tasks.playground import PlaygroundTask
+from qdhuac.types import Exploration
 
 KEY, STEPS = jax.random.key(2), 7
 
@@ -112,3 +116,38 @@ def test_a_descriptor_outside_of_its_bounds_is_refused():
     task = slide(Slide(), place, descriptor_bounds=((5.0,), (6.0,)))
     with pytest.raises(UserError, match=r"descriptor of individual 0: \[.*\] is outside of its bounds \(5.0,\) to"):
         task.evaluate(jax.vmap(task.policy.init)(jax.random.split(KEY, 2)), KEY)
+
+
+def test_cheetah_run_of_playground_itself(tmp_path):
+    pytest.importorskip("mujoco_playground", reason="needs the extra playground")
+    path = Path(__file__).parent.parent / "examples" / "playground_cheetah.py"
+    spec = importlib.util.spec_from_file_location(path.stem, path)
+    spec.loader.exec_module(cheetah := importlib.util.module_from_spec(spec))
+    task = cheetah.make_task(episode_length=40, hidden=(16, 16))
+    assert (task.obs_size, task.action_size) == (17, 6)
+    settings = cheetah.SETTINGS | {"run.env_steps": 0, "run.generations": 2, "emitter.exploration_rollouts": 2}
+    run = qdhuac.train(task, tmp_path / "run", preset="smoke", settings=settings)
+    rows = run.folder.read_metrics()
+    assert rows[-1]["gradient_updates"] == int(0.1 * rows[-1]["env_steps"]) > 0
+    assert np.isfinite(rows[-1]["critic_loss"])
+    assert rows[-1]["gradient/tried"] > 0
+    assert rows[-1]["rejected"] == 0
+
+    # What MuJoCo in C says of the same states and actions.
+    policies = jax.vmap(task.policy.init)(jax.random.split(KEY, 6))
+    heads = jax.vmap(task.policy.init_head)(jax.random.split(KEY, 6))
+    exploration = Exploration(heads, jnp.array([True] * 2 + [False] * 4))
+    found = jax.tree.map(np.asarray, task.evaluate(policies, KEY, exploration))
+    model = task.env._env.mj_model
+    data, feet = mujoco.MjData(model), [{"ground", foot} for foot in cheetah.FEET]
+    for i in range(6):
+        transitions, down = jax.tree.map(lambda x, i=i: x[i], found.transitions), []
+        for obs, action, next_obs in zip(transitions.obs, transitions.action, transitions.next_obs, strict=True):
+            data.qpos[1:], data.qvel[:], data.ctrl[:] = obs[:8], obs[8:], action
+            mujoco.mj_step(model, data)
+            pairs = [{model.geom(g).name for g in contact.geom} for contact in data.contact if contact.dist <= 0]
+            down.append([foot in pairs for foot in feet])
+            np.testing.assert_allclose(np.concatenate([data.qpos[1:], data.qvel]), next_obs, rtol=0.05, atol=0.05)
+        np.testing.assert_allclose(found.descriptor[i], np.mean(down, 0), atol=1e-5)
+        assert found.fitness[i] == pytest.approx(transitions.reward.sum(), rel=1e-4)
+    assert 0.0 < found.descriptor.mean() < 1.0
