@@ -2,6 +2,7 @@
 
 import functools
 import importlib.util
+import signal
 from pathlib import Path
 
 import gym_envs
@@ -152,6 +153,22 @@ def test_a_run_is_like_any_other(tmp_path, capsys):
     assert cli.main(["evaluate", str(path)]) == 2  # the command line does not have the task
     assert "own" in capsys.readouterr().err
     assert cli.main(["export", str(path), "--output", str(tmp_path / "out")]) == 0
+
+
+def test_a_stopped_run_says_how_to_go_on(tmp_path, capsys, monkeypatch):
+    task, evaluations = walk(), []
+
+    def evaluate(*arguments):
+        evaluations.append(arguments)
+        if len(evaluations) == 2:
+            signal.raise_signal(signal.SIGTERM)
+        return GymnasiumTask.evaluate(task, *arguments)
+
+    monkeypatch.setattr(task, "evaluate", evaluate)
+    qdhuac.train(task, tmp_path / "run", preset="smoke", settings={"run.generations": 3})
+    assert f'saved; resume with: qdhuac.resume(task, "{tmp_path / "run"}")' in capsys.readouterr().out
+    qdhuac.resume(task, tmp_path / "run")
+    assert len(qdhuac.load(tmp_path / "run").folder.read_metrics()) == 3
 
 
 def test_qd_pg_asks_for_the_features_that_it_needs(tmp_path):

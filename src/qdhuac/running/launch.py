@@ -170,7 +170,8 @@ def _run(
                 print(f"warning: {text}", file=sys.stderr)
     if not finished:
         if leads:
-            print(f"saved; resume with: qdhuac resume {path}", flush=True)
+            command = f'qdhuac.resume(task, "{path}")' if first.task.name == config.OWN else f"qdhuac resume {path}"
+            print(f"saved; resume with: {command}", flush=True)
         return stop.exit_code
     if leads:
         from qdhuac.analysis.report import write_report
