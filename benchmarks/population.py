@@ -94,7 +94,6 @@ def main() -> None:
         return
     points = [(n, arguments.archives[0]) for n in arguments.policies]
     points += [(arguments.policies[0], n) for n in arguments.archives[1:]]
-    points += [(arguments.policies[-1], arguments.archives[-1])]
     rows = []
     for policies, archive in points:
         words = [sys.executable, __file__, str(arguments.output), "--point", str(policies), str(archive)]
