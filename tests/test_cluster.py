@@ -107,6 +107,7 @@ def cluster():
     from ray.cluster_utils import Cluster
 
     folder = tempfile.mkdtemp(prefix="ray")  # short, as sockets' names must be
+    Path("/tmp/ray").mkdir(exist_ok=True)  # where Ray notes the address, but does not make the folder
     # Whoever refuses the connection is soon known to be dead; a busy machine may take its time to answer.
     checks = {"initial_delay_ms": 500, "period_ms": 500, "timeout_ms": 20_000, "failure_threshold": 3}
     quick = {f"health_check_{name}": value for name, value in checks.items()}

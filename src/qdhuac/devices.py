@@ -88,13 +88,13 @@ def join(address: str, processes: int, index: int) -> None:
         ) from None
 
 
-def agreed(flag: bool) -> bool:
-    """Whether any process says so."""
+def agreed(number: int) -> int:
+    """The largest number that any process says."""
     if jax.process_count() == 1:
-        return flag
+        return number
     from jax.experimental import multihost_utils
 
-    return bool(np.any(multihost_utils.process_allgather(np.array(flag))))
+    return int(np.max(multihost_utils.process_allgather(np.int32(number))))
 
 
 def gathered(tree: Any) -> Any:

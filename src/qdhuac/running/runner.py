@@ -108,7 +108,9 @@ class Runner:
     @property
     def stopped(self) -> bool:
         """A signal came, here or in another process of the same run."""
-        return devices.agreed(bool(self.stop))
+        if number := devices.agreed(self.stop.signal or 0):
+            self.stop.signal = number
+        return bool(self.stop)
 
     def save(self) -> None:
         """A checkpoint of everything, and the repertoire beside it."""
