@@ -6,12 +6,11 @@ import contextlib
 import errno
 import json
 import os
-import shutil
+import re
 import signal
 import socket
 import subprocess
 import sys
-import tempfile
 import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -89,43 +88,43 @@ def refused(capsys, *arguments):
 # Ray
 
 
-NODE = {"num_cpus": 1, "object_store_memory": 80 << 20}
+class Nodes:
+    """The cluster of `ray_nodes.py`."""
 
+    def __init__(self, process):
+        self._process = process
+        self.address = self._answer()
 
-@contextlib.contextmanager
-def environment_of_nodes():
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("PYTHONPATH", PATHS)
-        patch.setenv("RAY_USAGE_STATS_ENABLED", "0")
-        patch.setenv("STUB_HANG", "-s0-")
-        yield
+    def _answer(self):
+        for line in self._process.stdout:  # Ray may say something of its own before
+            if line == "done\n" or re.fullmatch(r"[\d.]+:\d+\n", line):
+                return line.strip()
+        raise AssertionError("the cluster has ended")
+
+    def ask(self, what):
+        self._process.stdin.write(f"{what}\n")
+        self._process.stdin.flush()
+        self._answer()
 
 
 @pytest.fixture(scope="module")
 def cluster():
-    """A head with one core; tests may add nodes."""
-    from ray.cluster_utils import Cluster
-
-    folder = tempfile.mkdtemp(prefix="ray")  # short, as sockets' names must be
-    Path("/tmp/ray").mkdir(exist_ok=True)  # where Ray notes the address, but does not make the folder
-    # Whoever refuses the connection is soon known to be dead; a busy machine may take its time to answer.
-    checks = {"initial_delay_ms": 500, "period_ms": 500, "timeout_ms": 20_000, "failure_threshold": 3}
-    quick = {f"health_check_{name}": value for name, value in checks.items()}
-    head = {**NODE, "include_dashboard": False, "temp_dir": folder, "_system_config": quick}
-    with environment_of_nodes():
-        made = Cluster(initialize_head=True, head_node_args=head)
-    yield made
-    made.shutdown()
-    shutil.rmtree(folder, ignore_errors=True)
+    """A head with one core; tests may add a node."""
+    environment = {**os.environ, "PYTHONPATH": PATHS, "RAY_USAGE_STATS_ENABLED": "0", "STUB_HANG": "-s0-"}
+    words = [sys.executable, str(HERE / "ray_nodes.py")]
+    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
+    with subprocess.Popen(words, env=environment, **pipes) as process:
+        yield Nodes(process)
+        process.stdin.close()
+        process.stdout.read()
 
 
 def test_when_a_node_is_lost_every_run_finishes_once_and_its_run_goes_on_from_its_checkpoint(cluster, tmp_path):
-    with environment_of_nodes():
-        lost = cluster.add_node(**NODE)
+    cluster.ask("add")
     study = begin(tmp_path, "--executor", "ray", RAY_ADDRESS=cluster.address)
     until(lambda: len(waiting(tmp_path)) == 2, study)  # both runs of seed 0: one on each node
     before = waiting(tmp_path)
-    cluster.remove_node(lost, allow_graceful=False)
+    cluster.ask("lose")
     until(lambda: sum(alive(pid) for pid in before.values()) == 1, study)  # it goes with its node
     for name in before:
         (tmp_path / "runs" / name / "go").touch()
