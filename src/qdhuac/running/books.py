@@ -163,12 +163,12 @@ class Books:
 
     @property
     def due(self) -> bool:
-        """It is time for a checkpoint."""
+        """It is time for a checkpoint; after the first generation always, so that there is something to look at."""
         run, done = self.config.run, self.counters
         by_time = time.monotonic() - self._saved_at >= 60 * run.checkpoint_minutes
         every = run.checkpoint_generations
-        by_count = every > 0 and self.pending is None and done.generation % every == 0
-        return self.unsaved and (by_time or by_count) and not self.finished
+        by_count = done.generation == 1 or (every > 0 and done.generation % every == 0)
+        return self.unsaved and (by_time or (by_count and self.pending is None)) and not self.finished
 
     def save(self, arrays: dict[str, Any]) -> None:
         """A checkpoint of everything, and the repertoire beside it; `arrays` are the state."""
