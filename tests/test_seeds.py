@@ -121,6 +121,8 @@ def test_command_line(tmp_path, monkeypatch, toys, capsys):
     capsys.readouterr()
     assert cli.main(["resume", "both", "--generations", "3"]) == 2
     assert "nothing left to do" in capsys.readouterr().err
+    assert cli.main(["resume", "both", "--generations", "4", "--devices", "2"]) == 2
+    assert "share one device" in capsys.readouterr().err
     assert cli.main(command) == 2
     assert "exists already" in capsys.readouterr().err
     assert cli.main([*command[:-1], "new", "--set", "run.seed=0"]) == 0

@@ -78,12 +78,14 @@ def resume(
     check_changes(changes)
     with contextlib.ExitStack() as stack:
         if process.rank:
-            RunDir.open(path)  # there is one
+            RunDir.open((_side_by_side(path) or [path])[0])  # there is one
             path = Path(shutil.copytree(path, Path(stack.enter_context(tempfile.TemporaryDirectory())) / "run"))
         folders = [stack.enter_context(RunDir.open(one)) for one in _side_by_side(path) or [path]]
         for folder in folders:
             folder.lock()
         runs = list(zip(_changed(folders, changes), folders, strict=True))
+        if len(runs) > 1 and (process.of > 1 or runs[0][0].run.devices > 1):
+            raise UserError(f"{path}: runs side by side share one device; leave out --devices and --process")
         for settings, folder in runs:
             if check is not None:
                 check(folder, settings)

@@ -52,9 +52,9 @@ class Seeds:
                 for books in self.books:
                     books.end_generation()
                 self._check_budget()
+            self._save_finished()
             if self.stop:
                 break
-            self._save_finished()
             self._save_if_due()
         self.progress.phase("saving")
         self._save([i for i in range(len(self.runners)) if i not in self._saved])
