@@ -71,9 +71,7 @@ def measure(policies: int, archive: int) -> dict[str, float]:
         if generation > 1:
             for name, before, after in zip(seconds, clock, clock[1:], strict=False):
                 seconds[name].append(after - before)
-    size = sum(
-        x.size * x.dtype.itemsize for x in jax.tree.leaves(jax.eval_shape(lambda s: s, state)) if x.dtype != "key"
-    )
+    size = sum(leaf.nbytes for leaf in jax.tree.leaves(state) if hasattr(leaf, "nbytes"))
     assert bool(jnp.all(jnp.isfinite(state.algorithm.archive.fitness)))
     return {
         **{name: round(statistics.median(values), 4) for name, values in seconds.items()},
