@@ -27,10 +27,15 @@ class ReachTask:
     reward_offset: float = 3.0
     episode_length: int = STEPS
     contacts: bool = False  # every row says whether it is above 0.5
-    pure = True
+    takes_runs = True
 
     @functools.partial(jax.jit, static_argnums=0)
     def evaluate(self, genotypes, key, exploration=None):
+        if jnp.ndim(key):  # of several runs
+            cut = jax.tree.map(lambda x: x.reshape(len(key), -1, *x.shape[1:]), (genotypes, exploration))
+            found = jax.vmap(lambda one, key: self.evaluate(one[0], key, one[1]))(cut, key)
+            return jax.tree.map(lambda x: x.reshape(-1, *x.shape[2:]), found)
+
         def one(genotype, start, head, active, key):
             def step(x, key):
                 obs = jnp.array([x, 1.0])

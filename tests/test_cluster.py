@@ -140,9 +140,6 @@ def test_when_a_node_is_lost_every_run_finishes_once_and_its_run_goes_on_from_it
     assert not list((tmp_path / "runs").glob("*/checkpoints"))
 
 
-@pytest.mark.skipif(
-    "QDHUAC_TEST_ALL" not in os.environ, reason="one in three hung: Ray's cancel does not always arrive"
-)
 def test_ctrl_c_lets_the_runs_on_ray_save(cluster, tmp_path):
     study = begin(tmp_path, "--executor", "ray", RAY_ADDRESS=cluster.address)
     until(lambda: len(waiting(tmp_path)) == 1, study)
@@ -242,6 +239,23 @@ def test_a_run_that_somebody_else_stops_can_go_on_elsewhere(order, tmp_path, mon
         with pytest.raises(worker.Stopped, match="saved"):
             job.result()
     assert worker.work(order).code == 0
+
+
+@pytest.mark.parametrize("how", ["file", "interrupt"])
+def test_a_run_is_stopped_by_a_file_or_by_an_interrupt_and_saves(order, tmp_path, how):
+    code = "import json, sys, stub_cluster; print(stub_cluster.work(json.loads(sys.argv[1])).code)"
+    environment = {**os.environ, "PYTHONPATH": PATHS, "STUB_HANG": "-s0-"}
+    words = [sys.executable, "-c", code, json.dumps(order)]
+    node = subprocess.Popen(words, env=environment, stdout=subprocess.PIPE, text=True)
+    until(lambda: waiting(tmp_path), node)
+    if how == "file":
+        worker.stopped(tmp_path, runs()[0]).touch()
+    else:
+        node.send_signal(signal.SIGINT)
+    assert node.communicate(timeout=60)[0] == "143\n"
+    assert len(list((tmp_path / "runs" / order["folder"] / "checkpoints").iterdir())) == 2
+    if how == "file":
+        assert worker.work(order).code is None  # it does not begin again while the file is there
 
 
 def test_a_node_that_does_not_see_the_study_refuses(order, tmp_path):

@@ -8,6 +8,7 @@ import socket
 import subprocess
 import sys
 import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -15,7 +16,9 @@ from same_run import assert_same_run
 
 from qdhuac import cli, presets
 from qdhuac.errors import UserError
+from qdhuac.running import roll_call
 from qdhuac.running.rundir import RunDir
+from qdhuac.running.stopping import Stop
 
 PROGRAM = Path(__file__).with_name("on_devices.py")
 GENERATIONS = 3
@@ -101,6 +104,57 @@ def test_a_signal_to_one_of_two_processes_stops_and_saves_both(tmp_path, environ
     for process in rest:
         finish(process)
     assert [line["generation"] for line in RunDir.open(folder).read_metrics()] == list(range(1, done + 2))
+
+
+def test_a_signal_to_another_process_is_not_the_first_of_two():
+    stop = Stop()
+    stop.elsewhere = signal.SIGTERM
+    assert stop
+    assert stop.exit_code == 143
+    stop.request(signal.SIGINT)  # the second of two would end this process
+    assert stop.exit_code == 130
+
+
+def test_processes_that_were_told_different_things(tmp_path, environment):
+    both = [start(environment, "train", tmp_path / "run", "qdhuac", 2, n, a) for n, a in enumerate(addresses(), 2)]
+    for process in both:
+        assert "process 1 has another configuration than process 0" in finish(process, 2)
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize(
+    ("meet", "text"),
+    [
+        (lambda address: roll_call.call(address, 1, {}), "no process 0 at 127.0.0.1"),
+        (lambda address: roll_call.answer(address, 3, {}), "1 of 3 processes came to 127.0.0.1"),
+    ],
+)
+def test_nobody_comes(monkeypatch, meet, text):
+    monkeypatch.setattr(roll_call, "PATIENCE", 0.5)
+    with pytest.raises(UserError, match=text):
+        meet(addresses()[0].partition("@")[2])
+
+
+def test_an_address_that_is_taken():
+    with socket.create_server(("", 0)) as taken, pytest.raises(UserError, match="cannot be listened to"):
+        roll_call.answer(f"127.0.0.1:{taken.getsockname()[1]}", 2, {})
+
+
+def test_a_strangers_call_is_ignored():
+    address = addresses()[0].partition("@")[2]
+    with ThreadPoolExecutor() as threads:
+        first = threads.submit(roll_call.answer, address, 2, {"version": "1"})
+        for text in (b"GET / HTTP/1.1\r\n\r\n", b'{"rank": []}\n', b""):
+            while True:
+                try:
+                    stranger = socket.create_connection(("127.0.0.1", int(address.rpartition(":")[2])))
+                    break
+                except ConnectionRefusedError:
+                    time.sleep(0.05)
+            with stranger:
+                stranger.sendall(text)
+        roll_call.call(address, 1, {"version": "1"})
+        first.result()
 
 
 def test_more_devices_than_there_are(tmp_path, monkeypatch, toys, capsys):

@@ -6,8 +6,9 @@ import jax
 import jax.export
 import jax.numpy as jnp
 import pytest
+from jax.sharding import AbstractMesh, AxisType
 
-from qdhuac import presets
+from qdhuac import devices, presets
 from qdhuac.running.build import build
 from qdhuac.running.ring import Ring
 
@@ -45,3 +46,14 @@ def test_rollouts_and_what_becomes_of_them(parts):
     assert_lowered(task.evaluate, emission.genotypes, key, emission.exploration)
     evaluation = jax.eval_shape(task.evaluate, emission.genotypes, key, emission.exploration)
     assert_lowered(ring.tell, state, emission, evaluation)
+
+
+def test_cut_over_two_devices(parts):
+    task, ring, state, (emission, key) = parts
+    with jax.sharding.use_abstract_mesh(AbstractMesh((2,), (devices.AXIS,), axis_types=(AxisType.Auto,))):
+        # A new function each: the others were traced without a mesh.
+        learnt = assert_lowered(lambda *x: ring.learn(*x), state, jax.ShapeDtypeStruct((), jnp.int32))
+        found = assert_lowered(lambda *x: task._rollout(*x), emission.genotypes, key, emission.exploration)
+    batch = presets.make("qdhuac", "paper").learner.batch_size
+    assert f'<@mesh, [{{"devices"}}, {{}}]> : tensor<{batch}x' in str(learnt.mlir_module())
+    assert 'manual_axes={"devices"}' in str(found.mlir_module())

@@ -8,8 +8,11 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from jax.sharding import AbstractMesh, AxisType
 
+from qdhuac import devices
 from qdhuac.algorithms.base import Offspring, State, emission, empty_offspring_like, screen
+from qdhuac.errors import UserError
 from qdhuac.tasks.rollout import final_value, rollout, share_of_steps
 from qdhuac.types import Exploration
 
@@ -27,7 +30,7 @@ def plain(mode):
     return run(mode)
 
 
-def run(mode="reset", *, lives=LIVES, env=PLAIN, describe=final_value, exploration=None, **options):
+def run(mode="reset", *, lives=LIVES, env=PLAIN, describe=final_value, exploration=None, key=KEY, **options):
     """A jitted rollout; the descriptor is made of the step count and of whether it is odd."""
     function = functools.partial(
         rollout,
@@ -39,7 +42,7 @@ def run(mode="reset", *, lives=LIVES, env=PLAIN, describe=final_value, explorati
         after_termination=mode,
         **options,
     )
-    return jax.tree.map(np.asarray, jax.jit(function)(fakes.policies(*lives), KEY, exploration))
+    return jax.tree.map(np.asarray, jax.jit(function)(fakes.policies(*lives), key, exploration))
 
 
 @pytest.mark.parametrize("mode", ["reset", "stop"])
@@ -175,7 +178,22 @@ def test_same_key_same_result_and_other_key_other_start():
     )
     np.testing.assert_array_equal(first, again)
     assert (first != other).all()
-    # Seeds can be batched: the branches become selections, the numbers stay.
-    both = jax.vmap(function, in_axes=(None, 0))(fakes.policies(3, 5), jax.random.split(KEY, 2))
-    np.testing.assert_array_equal(both.fitness, [[6, 15], [6, 15]])
-    np.testing.assert_array_equal(both.steps, jnp.full((2, 2), T))
+
+
+@pytest.mark.parametrize("mode", ["reset", "stop"])
+def test_several_runs_at_once_are_what_each_is_alone(mode):
+    keys, heads = jax.random.split(KEY, 3), jax.vmap(fakes.POLICY.init_head)(jax.random.split(KEY, 6))
+    exploration = Exploration(heads, jnp.array([False, True, False, False, False, True]))
+    lives = (3, 0, 5, 2, 0, 4)
+    both = run(mode, lives=lives, exploration=exploration, key=keys)
+    for i, key in enumerate(keys):
+        mine = slice(2 * i, 2 * i + 2)
+        alone = run(mode, lives=lives[mine], exploration=jax.tree.map(lambda x: x[mine], exploration), key=key)  # noqa: B023
+        jax.tree.map(lambda a, b: np.testing.assert_allclose(a[mine], b, rtol=1e-6), both, alone)  # noqa: B023
+    assert len(np.unique(both.transitions.obs[:, 0, 1])) == 6  # nobody starts like another
+
+
+def test_policies_that_devices_do_not_divide():
+    mesh = AbstractMesh((3,), (devices.AXIS,), axis_types=(AxisType.Auto,))
+    with jax.sharding.use_abstract_mesh(mesh), pytest.raises(UserError, match=r"emitter\.batch_size=4: run\.devices=3"):
+        run()

@@ -9,11 +9,13 @@ from reach import STEPS, ReachTask
 from same_run import assert_same_run, lines
 
 from qdhuac import cli, presets
+from qdhuac.config import replace
+from qdhuac.errors import UserError
 from qdhuac.running.build import build_algorithm
 from qdhuac.running.progress import Silent
 from qdhuac.running.rundir import RunDir
 from qdhuac.running.runner import Runner
-from qdhuac.running.seeds import Seeds, means
+from qdhuac.running.seeds import OneOfSeveral, Seeds
 from qdhuac.running.stopping import Stop
 
 GENERATIONS = 3  # later a draw of the buffer may fall on the other side of a boundary, and the runs part
@@ -98,15 +100,18 @@ class Listener(Silent):
         self.said.append(text)
 
 
-def test_the_display_shows_the_mean():
+def test_the_display_shows_the_mean_of_those_that_still_go_on(tmp_path):
     display = Listener()
-    first, second = means(display, ["seed-0", "seed-1"])
-    first.generation({"generation": 3, "env_steps": 10, "max_fitness": 1.0, "nothing": None})
-    assert not display.seen
-    second.generation({"generation": 3, "env_steps": 10, "max_fitness": 2.0, "nothing": 1.0})
-    assert display.seen == [{"generation": 3, "env_steps": 10, "max_fitness": 1.5, "nothing": 1.0}]
-    second.note("careful")
-    assert display.said == ["seed-1: careful"]
+    both = [runner(tmp_path / f"seed-{seed}", seed, progress=OneOfSeveral(display, f"seed-{seed}")) for seed in (0, 1)]
+    both[1].books.config = replace(both[1].config, {"run.generations": 2})
+    Seeds(both, display).run()
+    first, second = (lines(one.folder.path) for one in both)
+    assert [line["generation"] for line in display.seen] == [1, 2, 3]
+    means = [(a["max_fitness"] + b["max_fitness"]) / 2 for a, b in zip(first, second, strict=False)]
+    assert [line["max_fitness"] for line in display.seen] == pytest.approx([*means, first[2]["max_fitness"]])
+    assert all(type(line[k]) is int for line in display.seen for k in ("env_steps", "gradient_updates", "archive_size"))
+    both[1].progress.note("careful")
+    assert display.said[-1] == "seed-1: careful"
 
 
 def test_command_line(tmp_path, monkeypatch, toys, capsys):
@@ -128,6 +133,26 @@ def test_command_line(tmp_path, monkeypatch, toys, capsys):
     assert cli.main([*command[:-1], "new", "--set", "run.seed=0"]) == 0
 
 
+def test_a_folder_that_cannot_be_made_leaves_nothing(tmp_path, monkeypatch, toys, capsys):
+    make = RunDir.create
+
+    def create(path, config):
+        if path.name == "seed-1":
+            raise UserError("no more room")
+        return make(path, config)
+
+    monkeypatch.setattr(RunDir, "create", create)
+    assert cli.main(["train", "--preset", "smoke", "--seeds", "2", "--run-dir", str(tmp_path / "both")]) == 2
+    assert "no more room" in capsys.readouterr().err
+    assert not list(tmp_path.iterdir())
+
+
+def test_states_that_do_not_fit_together_are_refused(tmp_path):
+    one = runner(tmp_path / "run", 0)
+    with pytest.raises(UserError, match="the states of these 10000000 runs need"):
+        one.start(10**7)
+
+
 @pytest.mark.parametrize("number", ["0", "-1", "1.5", "many"])
 def test_bad_numbers_are_refused(tmp_path, monkeypatch, capsys, number):
     monkeypatch.chdir(tmp_path)
@@ -136,12 +161,12 @@ def test_bad_numbers_are_refused(tmp_path, monkeypatch, capsys, number):
     assert not list(tmp_path.iterdir())
 
 
-def test_physics_in_jax_are_vmapped_and_others_go_in_turn(tmp_path):
+def test_tasks_that_take_several_runs_and_others(tmp_path):
     both = [runner(tmp_path / f"seed-{seed}", seed) for seed in range(2)]
     seeds = Seeds(both, Silent())
     seeds.state = jax.tree.map(lambda *x: jax.numpy.stack(x), *(one.state for one in both))
     emission, keys = seeds._ask(seeds.state)
-    each = seeds._evaluate(emission, keys)
-    object.__setattr__(seeds.task, "pure", True)
     at_once = seeds._evaluate(emission, keys)
+    object.__setattr__(seeds.task, "takes_runs", False)
+    each = seeds._evaluate(emission, keys)
     jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-6), each, at_once)

@@ -78,14 +78,9 @@ def put(tree: Any, specs: Any) -> Any:
 
 
 def join(address: str, processes: int, index: int) -> None:
-    """Wait for the others at the address of process 0."""
+    """Together with the others, who are known to come to the address of process 0."""
     jax.config.update("jax_enable_preemption_service", False)  # it would keep SIGTERM to itself
-    try:
-        jax.distributed.initialize(address, processes, index, initialization_timeout=60)
-    except Exception as error:
-        raise UserError(
-            f"--process: no connection with the others at {address} ({str(error).splitlines()[0]})"
-        ) from None
+    jax.distributed.initialize(address, processes, index)
 
 
 def agreed(number: int) -> int:
@@ -97,6 +92,23 @@ def agreed(number: int) -> int:
     return int(np.max(multihost_utils.process_allgather(np.int32(number))))
 
 
+def of_leader(tree: Any) -> Any:
+    """What process 0 has. Arrays that all of them made together are the same everywhere already."""
+    if jax.process_count() == 1 or any(_is_shared(leaf) for leaf in jax.tree.leaves(tree)):
+        return tree
+    from jax.experimental import multihost_utils
+
+    return multihost_utils.broadcast_one_to_all(tree)
+
+
 def gathered(tree: Any) -> Any:
-    """Whole arrays in every process, also of those that are cut over several."""
-    return tree if jax.process_count() == 1 else jax.jit(lambda x: x, out_shardings=EVERYWHERE)(tree)
+    """Whole arrays, also of those that are cut over several processes."""
+    if jax.process_count() == 1:
+        return tree
+    mesh = jax.sharding.get_mesh()
+    whole = jax.jit(lambda x: x, out_shardings=NamedSharding(mesh, EVERYWHERE))
+    return jax.tree.map(lambda leaf: leaf if leaf.is_fully_replicated else whole(leaf), tree)
+
+
+def _is_shared(leaf: Any) -> bool:
+    return isinstance(leaf, jax.Array) and not leaf.is_fully_addressable

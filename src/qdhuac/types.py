@@ -89,7 +89,11 @@ class Archive(Protocol):
 
 
 class Task(Protocol):
-    """How a policy fares. `evaluate` is called with a batch and decides itself how to be fast."""
+    """How a policy fares. `evaluate` is called with a batch and decides itself how to be fast.
+
+    A task may say `takes_runs = True`: then `key` may also be the keys of several runs, whose genotypes follow one
+    another, equally many of each.
+    """
 
     descriptor_bounds: tuple[tuple[float, ...], tuple[float, ...]]  # lowest and highest, one entry per dimension
     reward_offset: float  # added per step of an episode, so that QD scores are positive

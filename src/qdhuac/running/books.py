@@ -120,8 +120,8 @@ class Books:
         tensors = tensors or {"learner": plain.get("skipped_updates") or 0}
         self._count_failures(sum(int(v or 0) for v in tensors.values()), tensors)
 
-    def end_generation(self) -> None:
-        """Write its line of metrics."""
+    def end_generation(self) -> dict[str, Any]:
+        """Write its line of metrics, and return it."""
         assert self.pending is not None
         self._tick()
         done, pending, record = self.counters, self.pending, self.pending.record
@@ -151,6 +151,7 @@ class Books:
             self.log.generation(line)
         self.progress.generation(line)
         self.pending = None
+        return line
 
     def write_history(self, generation: int, slots: np.ndarray, individuals: Individuals) -> None:
         """Who came into the archive, before the line of metrics: a checkpoint in mid-learning has it already."""

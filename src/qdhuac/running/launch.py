@@ -52,8 +52,10 @@ def train(
             wanted = {path / f"{SEED}{one.run.seed}": one for one in each}
             if os.path.lexists(path):
                 raise UserError(f"--run-dir {path}: exists already; name a new folder, or: qdhuac resume {path}")
-        runs = [(one, stack.enter_context(RunDir.create(where, one))) for where, one in wanted.items()]
+        runs: list[tuple[Config, RunDir]] = []
         try:
+            for where, one in wanted.items():
+                runs.append((one, stack.enter_context(RunDir.create(where, one))))
             return _run(runs, path, True, process, log, task)
         except UserError:  # what could not be seen in the configuration
             for _, folder in runs:
@@ -134,10 +136,11 @@ def _run(
         from qdhuac.running.build import build, choose_backend
         from qdhuac.running.jax_setup import prepare_jax
         from qdhuac.running.runner import Runner
-        from qdhuac.running.seeds import Seeds, means
+        from qdhuac.running.seeds import OneOfSeveral, Seeds
 
         prepare_jax()
         if process.of > 1:
+            _meet(process, *runs[0])
             devices.join(process.address, process.of, process.rank)
         # The backend is recorded, so that a run goes on with the physics it began with.
         runs = [(choose_backend(settings), folder) for settings, folder in runs]
@@ -146,11 +149,11 @@ def _run(
         try:
             with devices.use(first.run.devices):
                 task, algorithm = build(first, task)
-                shown = [display] if len(runs) == 1 else means(display, [folder.path.name for _, folder in runs])
+                shown = [display if len(runs) == 1 else OneOfSeveral(display, f.path.name) for _, f in runs]
                 runners = [Runner(s, task, algorithm, f, one, stop) for (s, f), one in zip(runs, shown, strict=True)]
                 for runner in runners:
                     if new:
-                        runner.start()
+                        runner.start(len(runs))
                     else:
                         runner.restore()
                     runner.folder.write_config(runner.config)
@@ -181,6 +184,20 @@ def _run(
         for _, folder in runs:
             print(f"report: {write_report(folder)}", flush=True)
     return 0
+
+
+def _meet(process: Process, settings: Config, folder: RunDir) -> None:
+    """Refuse processes that would not make the same run."""
+    from qdhuac.running import books, roll_call
+
+    has = {"number of processes": str(process.of), "configuration": config.to_toml(settings)}
+    has |= {"version": str(books.versions())}
+    if folder.checkpoints.exists():
+        has["checkpoint"] = str(checkpoint.newest(folder.checkpoints).record.get("counters"))
+    if process.rank:
+        roll_call.call(process.address, process.rank, has)
+    else:
+        roll_call.answer(process.address, process.of, has)
 
 
 def _done(settings: Config, record: dict[str, Any]) -> str:

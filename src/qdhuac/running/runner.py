@@ -59,9 +59,9 @@ class Runner:
         """What has been done so far."""
         return self.books.counters
 
-    def start(self) -> None:
-        """Begin at generation 0."""
-        self._require_memory()
+    def start(self, runs: int = 1) -> None:
+        """Begin at generation 0, as one of so many runs side by side."""
+        self._require_memory(runs)
         self.state = self._init(jax.random.key(self.config.run.seed))
 
     def restore(self) -> None:
@@ -108,8 +108,7 @@ class Runner:
     @property
     def stopped(self) -> bool:
         """A signal came, here or in another process of the same run."""
-        if number := devices.agreed(self.stop.signal or 0):
-            self.stop.signal = number
+        self.stop.elsewhere = devices.agreed(self.stop.signal or 0) or None
         return bool(self.stop)
 
     def save(self) -> None:
@@ -128,7 +127,8 @@ class Runner:
         if self.stopped:
             return
         with timed(self.progress, [pending], "evaluate"):
-            evaluation = jax.block_until_ready(self.task.evaluate(emission.genotypes, key, emission.exploration))
+            evaluation = self.task.evaluate(emission.genotypes, key, emission.exploration)
+            evaluation = jax.block_until_ready(devices.of_leader(evaluation))
         if self.stopped:
             return
         self.books.unsaved = True
@@ -160,14 +160,15 @@ class Runner:
             self.save()
             raise RunFailed(text)
 
-    def _require_memory(self) -> None:
-        """Refuse a state that cannot fit, rather than be ended by the kernel when it has half filled up."""
+    def _require_memory(self, runs: int) -> None:
+        """Refuse states that cannot fit, rather than be ended by the kernel when they have half filled up."""
         shapes = self._init.eval_shape(jax.random.key(0))  # what it traces, the first call uses again
-        needed = sum(leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves(shapes))
+        needed = runs * sum(leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves(shapes))
         present = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
         if needed > present:
+            whose = "the state of this run needs" if runs == 1 else f"the states of these {runs} runs need"
             raise UserError(
-                f"the state of this run needs {needed / 1e9:.0f} GB, and this machine has {present / 1e9:.0f} GB; "
+                f"{whose} {needed / 1e9:.0f} GB, and this machine has {present / 1e9:.0f} GB; "
                 "lower replay.capacity or archive.capacity"
             )
 

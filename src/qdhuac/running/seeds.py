@@ -28,7 +28,6 @@ class Seeds:
         self._ask = jax.jit(jax.vmap(first.ring.ask))
         self._tell = jax.jit(jax.vmap(first.ring.tell), donate_argnums=0)
         self._learn = jax.jit(jax.vmap(first.ring.learn), donate_argnums=0)
-        self._simulate = jax.jit(jax.vmap(self.task.evaluate)) if getattr(self.task, "pure", False) else None
         self._saved: set[int] = set()  # runs that have reached their goal and are not looked at any more
 
     @property
@@ -49,8 +48,7 @@ class Seeds:
             if self.books[0].pending is None:
                 self._collect()
             if self.books[0].pending is not None and self._learn_what_is_owed():
-                for books in self.books:
-                    books.end_generation()
+                self.progress.generation(_mean([books.end_generation() for books in self.books]))
                 self._check_budget()
             self._save_finished()
             if self.stop:
@@ -93,14 +91,14 @@ class Seeds:
                 runner.books.told(pending[i], *_one(told, i))
 
     def _evaluate(self, emission: Any, keys: Any) -> Evaluation:
-        """As one run would evaluate its own; physics outside of JAX go through the runs in turn."""
-        if self._simulate:
-            return self._simulate(emission.genotypes, keys, emission.exploration)
-        each = [
-            self.task.evaluate(_one(emission.genotypes, i), keys[i], _one(emission.exploration, i))
-            for i in range(len(self.runners))
-        ]
-        return jax.tree.map(lambda *x: jnp.stack(x), *each)
+        """As one run would evaluate its own: all at once, or one run after the other."""
+        genotypes, exploration, runs = emission.genotypes, emission.exploration, len(self.runners)
+        if not getattr(self.task, "takes_runs", False):
+            return _stack([self.task.evaluate(_one(genotypes, i), keys[i], _one(exploration, i)) for i in range(runs)])
+        # One long batch, not a vmap: that would turn the branches of a rollout into both ways at every step.
+        genotypes, exploration = jax.tree.map(lambda x: x.reshape(-1, *x.shape[2:]), (genotypes, exploration))
+        found = self.task.evaluate(genotypes, keys, exploration)
+        return jax.tree.map(lambda x: x.reshape(runs, -1, *x.shape[1:]), found)
 
     def _learn_what_is_owed(self) -> bool:
         """The generation's updates, in chunks; False if a stop signal came before the last one."""
@@ -148,27 +146,24 @@ class Seeds:
                 raise RunFailed(f"{runner.folder.path}: {text}")
 
 
-def means(display: Progress, names: Sequence[str]) -> list[Progress]:
-    """What each of several runs reports to, so that a display shows the mean over them."""
-    lines: list[Mapping[str, Any]] = []
-    return [_Mean(display, name, lines, len(names)) for name in names]
+class OneOfSeveral(Silent):
+    """What one of the runs reports to: its notes are shown under its name."""
 
-
-class _Mean(Silent):
-    def __init__(self, display: Progress, name: str, lines: list[Mapping[str, Any]], of: int) -> None:
-        self._display, self._name, self._lines, self._of = display, name, lines, of
-
-    def generation(self, line: Mapping[str, Any]) -> None:
-        """The last one to end a generation brings it to the display."""
-        self._lines.append(line)
-        if len(self._lines) >= self._of:
-            numbers = [k for k, v in line.items() if all(one.get(k) is not None for one in self._lines)]
-            mean = {k: sum(one[k] for one in self._lines) / len(self._lines) for k in numbers}
-            self._display.generation({**line, **mean, "generation": line["generation"]})
-            self._lines.clear()
+    def __init__(self, display: Progress, name: str) -> None:
+        self._display, self._name = display, name
 
     def note(self, text: str) -> None:
         self._display.note(f"{self._name}: {text}")
+
+
+def _mean(lines: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """Of every number that all lines have; whole numbers stay whole."""
+    mean = dict(lines[0])
+    for name, value in mean.items():
+        values = [line[name] for line in lines if line.get(name) is not None]
+        if len(values) == len(lines):
+            mean[name] = (round if isinstance(value, int) else float)(sum(values) / len(values))
+    return mean
 
 
 def _stack(trees: Sequence[Any]) -> Any:

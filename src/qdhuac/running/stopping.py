@@ -23,18 +23,20 @@ class Stop:
 
     def __init__(self, on_stop: Callable[[], None] = lambda: None) -> None:
         self.signal: int | None = None
+        self.elsewhere: int | None = None  # what another process of the same run was sent
         self._on_stop = on_stop
         self._previous: dict[int, Any] = {}
         self._wakeup = -1
         self._sockets: tuple[socket.socket, socket.socket] | None = None
 
     def __bool__(self) -> bool:
-        return self.signal is not None
+        return self.signal is not None or self.elsewhere is not None
 
     @property
     def exit_code(self) -> int:
         """What shells expect of a process that a signal ended: 130 for Ctrl-C, 143 for SIGTERM; else 0."""
-        return 128 + self.signal if self.signal else 0
+        number = self.signal or self.elsewhere
+        return 128 + number if number else 0
 
     def request(self, number: int = signal.SIGINT) -> None:
         """Ask for a stop; the second time end the process at once, without saving."""

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from qdhuac.errors import UserError
 from qdhuac.studies import catalogue, cost, worker
-from qdhuac.studies.folder import FINISHED, look, write
+from qdhuac.studies.folder import FINISHED, LOGS, look, write
 from qdhuac.studies.jobs import Local, cores
 from qdhuac.studies.on_ray import Ray
 from qdhuac.studies.on_slurm import Slurm
@@ -45,6 +45,7 @@ def study(name: str, scale: str, seeds: int | None, root: Path, jobs: int | None
         return 0
     code = 0
     if executor is not None:
+        (root / LOGS).mkdir(exist_ok=True)
         executor.prepare(root, left, functools.partial(worker.order, root, name, scale, seeds), jobs)
         code = Pool(root, executor, lambda text: print(text, flush=True)).run(left)
     if code == 0:

@@ -47,12 +47,18 @@ class Ray:
         """A task is a core, an accelerator where there are any, and another node when its own is lost."""
         self.jobs, self._order = jobs, order
         self._stopped: set[Any] = set()
+        self._files: dict[Any, Path] = {}
+        for run in runs:
+            worker.stopped(root, run).unlink(missing_ok=True)
+        self._root = root
         gpus = 1 if self.ray.cluster_resources().get("GPU") else 0
         again = {"max_retries": LOST, "retry_exceptions": [worker.Stopped]}
         self._work = self.ray.remote(num_cpus=1, num_gpus=gpus, **again)(worker.work)
 
     def begin(self, run: Run, state: str) -> Any:
-        return self._work.remote(self._order(run))
+        job = self._work.remote(self._order(run))
+        self._files[job] = worker.stopped(self._root, run)
+        return job
 
     def result(self, job: Any) -> Result | None:
         if not self.ray.wait([job], timeout=0)[0]:
@@ -66,6 +72,7 @@ class Ray:
 
     def stop(self, job: Any, number: int) -> None:
         """The worker lets its run save; the second time it is killed, and its run with it."""
+        self._files[job].touch()
         self.ray.cancel(job, force=job in self._stopped)
         self._stopped.add(job)
 

@@ -11,7 +11,7 @@ from typing import Any, Protocol
 from qdhuac.errors import UserError
 from qdhuac.running.progress import duration
 from qdhuac.studies.catalogue import Run
-from qdhuac.studies.folder import FINISHED, LOGS, MISSING, look
+from qdhuac.studies.folder import FINISHED, MISSING, look
 from qdhuac.studies.jobs import STOPPED, Result, log
 
 
@@ -51,9 +51,8 @@ class Pool:
         self._running: list[tuple[Run, Any]] = []
 
     def run(self, runs: Sequence[Run]) -> int:
-        """0 when every run is finished, 1 if some failed, 128 + signal when stopped (all have saved)."""
+        """0 when every run is finished, 1 if some failed, 128 + signal when stopped."""
         waiting, total, passed_on = list(runs), len(runs), 0
-        (self.root / LOGS).mkdir(exist_ok=True)
         before = {n: signal.signal(n, self._on_signal) for n in (signal.SIGINT, signal.SIGTERM)}
         try:
             while self._running or (waiting and not self.signals):
@@ -80,7 +79,8 @@ class Pool:
 
     def _begin(self, run: Run, position: int, total: int) -> None:
         try:
-            state = look(self.root, run).state
+            # A cluster may have begun it already, and looks itself.
+            state = MISSING if self.executor.queues else look(self.root, run).state
             if state == FINISHED:  # meanwhile, by another process
                 return
             self._running.append((run, self.executor.begin(run, state)))

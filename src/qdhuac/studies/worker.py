@@ -39,6 +39,11 @@ def order(root: Path, name: str, scale: str, seeds: int, run: Run) -> dict[str, 
     return {**told, "folder": run.folder}
 
 
+def stopped(root: Path, run: Run) -> Path:
+    """The file that is there once a run is to stop: a message of Ray's does not always arrive."""
+    return log(root, run).with_suffix(".stop")
+
+
 def work(order: Mapping[str, Any]) -> Result:
     """Do a run to its end."""
     return Worker().run(order)
@@ -75,13 +80,18 @@ class Worker:
             state = look(root, run).state
             if state == FINISHED:
                 return Result(0)
+            if stopped(root, run).exists():
+                return Result(None, last="stopped before it began")
             self._job = job = begin(root, run, state, out, through=_mortal())
-            try:
-                while job.process.poll() is None:
+            while job.process.poll() is None:
+                try:
                     time.sleep(POLL)
-            except KeyboardInterrupt:  # this is how Ray cancels
-                self.stop()
-                job.process.wait()
+                    wanted = stopped(root, run).exists()
+                except KeyboardInterrupt:  # this is how Ray cancels
+                    wanted = True
+                if wanted and not self._asked:  # once: the second signal would end it at once
+                    self._asked = True
+                    job.process.terminate()
             result = ended(root, job)
         if result.code in STOPPED and not self._asked:
             raise Stopped(f"stopped by a signal on {platform.node()}; it has saved")

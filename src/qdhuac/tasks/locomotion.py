@@ -56,7 +56,7 @@ SPECS: dict[str, TaskSpec] = {
 class Locomotion:
     """A `Task`. Building it loads the model; the first `evaluate` compiles, about 20 s on MJX."""
 
-    pure = True  # `evaluate` can be mapped over several runs
+    takes_runs = True
 
     def __init__(
         self,

@@ -27,6 +27,8 @@ class PlaygroundTask:
     `describe(features, living)` gets those of all steps [T, F], and which of them belong to the first episode [T].
     """
 
+    takes_runs = True
+
     def __init__(
         self,
         env: Any,

@@ -13,7 +13,8 @@ from typing import Any, Protocol
 import jax
 import jax.numpy as jnp
 
-from qdhuac.devices import each, mine
+from qdhuac.devices import count, each, mine
+from qdhuac.errors import UserError
 from qdhuac.learning.policy import Policy
 from qdhuac.types import Array, Evaluation, Exploration, Genotype, Transition
 
@@ -44,6 +45,7 @@ def rollout(
 ) -> Evaluation:
     """Evaluates each genotype for `episode_length` steps.
 
+    `key` may be several, of so many runs whose genotypes follow one another: each run is what it would be by itself.
     `features(state)` gives what the descriptor is made of after each step [F]; `describe(features, living)` makes
     the descriptor [D] from those of all steps [T, F] and which of them belong to the first episode [T].
     `can_terminate=False` promises that `done` is never set, and spares the resets. `store_features` puts the features
@@ -54,20 +56,28 @@ def rollout(
     restart = can_terminate and after_termination == "reset"
     stop = can_terminate and after_termination == "stop"
     total = jax.tree.leaves(genotypes)[0].shape[0]
+    if total % count():
+        raise UserError(f"emitter.batch_size={total}: run.devices={count()} do not divide it")
 
     def simulate(genotypes: Genotype, exploration: Exploration | None, key: Array) -> Evaluation:
         """Those of one device."""
-        key_reset, key_noise = jax.random.split(key)
+        keys_reset, keys_noise = jax.vmap(jax.random.split, out_axes=1)(jnp.atleast_1d(key))
         batch = jax.tree.leaves(genotypes)[0].shape[0]
 
+        def draw(keys: Array, t: Array, function: Callable[[Array, int], Array]) -> Array:
+            """What `function(key, n)` draws for the n policies of each run."""
+            share = total // len(keys)
+            drawn = jax.vmap(lambda key: function(jax.random.fold_in(key, t), share))(keys)
+            return mine(drawn.reshape(total, *drawn.shape[2:]))
+
         def fresh(t: Array) -> Any:
-            return jax.vmap(env.reset)(mine(jax.random.split(jax.random.fold_in(key_reset, t), total)))
+            return jax.vmap(env.reset)(draw(keys_reset, t, jax.random.split))
 
         def act(obs: Array, t: Array) -> Array:
             action = jax.vmap(policy.act)(genotypes, obs)
             if exploration is None:
                 return action
-            noise = mine(jax.random.normal(jax.random.fold_in(key_noise, t), (total, *action.shape[1:])))
+            noise = draw(keys_noise, t, lambda key, n: jax.random.normal(key, (n, *action.shape[1:])))
             sampled, _ = jax.vmap(policy.sample)(genotypes, exploration.head, obs, noise)
             return _where(exploration.active, sampled, action)
 
