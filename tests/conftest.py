@@ -10,7 +10,7 @@ import jax
 import jax.numpy as jnp
 import pytest
 
-from qdhuac import presets
+from qdhuac import cli, presets
 from qdhuac.algorithms.evolution import Evolution
 from qdhuac.archives.dns import DominatedNoveltyArchive
 from qdhuac.running.rundir import RunDir
@@ -24,6 +24,21 @@ def compile_each_program_once(tmp_path_factory):
     jax.config.update("jax_compilation_cache_dir", str(tmp_path_factory.mktemp("jax")))
     jax.config.update("jax_persistent_cache_min_entry_size_bytes", -1)
     jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.1)
+
+
+@pytest.fixture
+def refused(capsys):
+    """A command that ends with code 2 and one line, which is returned."""
+
+    def command(*arguments):
+        capsys.readouterr()
+        assert cli.main(list(arguments)) == 2
+        err = capsys.readouterr().err
+        assert err.startswith("qdhuac: error: ")
+        assert err.count("\n") == 1
+        return err
+
+    return command
 
 
 @dataclasses.dataclass

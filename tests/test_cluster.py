@@ -76,15 +76,6 @@ def processes(root, run):
     return [row["process"] for row in found.rows]
 
 
-def refused(capsys, *arguments):
-    capsys.readouterr()
-    assert cli.main(list(arguments)) == 2
-    err = capsys.readouterr().err
-    assert err.startswith("qdhuac: error: ")
-    assert err.count("\n") == 1
-    return err
-
-
 # Ray
 
 
@@ -165,7 +156,7 @@ def test_a_node_with_another_version_refuses_and_touches_nothing(cluster, tmp_pa
     assert not list((tmp_path / "logs").iterdir())
 
 
-def test_an_address_without_a_ray_is_refused_before_anything_is_written(tmp_path, capsys, monkeypatch):
+def test_an_address_without_a_ray_is_refused_before_anything_is_written(tmp_path, refused, monkeypatch):
     with socket.create_server(("127.0.0.1", 0)) as closed:
         nobody = f"127.0.0.1:{closed.getsockname()[1]}"
     with socket.create_server(("127.0.0.1", 0)) as other:
@@ -173,7 +164,7 @@ def test_an_address_without_a_ray_is_refused_before_anything_is_written(tmp_path
         monkeypatch.setattr("qdhuac.studies.on_ray.TIMEOUT", 0.2)
         for address, words in ((nobody, "no Ray cluster"), (mute, "no Ray cluster"), ("moon", "host:port")):
             monkeypatch.setenv("RAY_ADDRESS", address)
-            message = refused(capsys, *STUDY, str(tmp_path / "root"), "--executor", "ray")
+            message = refused(*STUDY, str(tmp_path / "root"), "--executor", "ray")
             assert address in message
             assert words in message
     assert not list(tmp_path.iterdir())
@@ -266,12 +257,12 @@ def test_a_node_that_does_not_see_the_study_refuses(order, tmp_path):
     assert order["folder"][:-1] in worker.work({**order, "folder": order["folder"][:-1]}).last
 
 
-def test_an_executor_that_is_unknown_or_not_installed_is_refused(tmp_path, capsys, monkeypatch):
+def test_an_executor_that_is_unknown_or_not_installed_is_refused(tmp_path, refused, monkeypatch):
     root = str(tmp_path / "root")
-    assert "local, ray, slurm" in refused(capsys, *STUDY, root, "--executor", "moon")
+    assert "local, ray, slurm" in refused(*STUDY, root, "--executor", "moon")
     for package, name in (("ray", "ray"), ("submitit", "slurm")):
         monkeypatch.setitem(sys.modules, package, None)
-        assert f"qdhuac[{name}]" in refused(capsys, *STUDY, root, "--executor", name)
+        assert f"qdhuac[{name}]" in refused(*STUDY, root, "--executor", name)
     assert not list(tmp_path.iterdir())
 
 
@@ -345,7 +336,7 @@ def test_what_slurm_refuses_is_told(slurm, tmp_path):
     assert err.endswith("qdhuac: error: --executor slurm: sbatch: error: Invalid partition name specified\n")
 
 
-def test_a_dry_run_shows_the_script_without_slurm_and_submits_nothing(tmp_path, capsys, monkeypatch):
+def test_a_dry_run_shows_the_script_without_slurm_and_submits_nothing(tmp_path, capsys, refused, monkeypatch):
     monkeypatch.setenv("PATH", "")
     root = tmp_path / "root"
     assert cli.main([*STUDY, str(root), "--executor", "slurm", "--jobs", "3", "--dry-run"]) == 0
@@ -355,7 +346,7 @@ def test_a_dry_run_shows_the_script_without_slurm_and_submits_nothing(tmp_path, 
     assert str(root / "slurm") in out
     assert not (root / "slurm").exists()
     assert not (root / "calibration").exists()  # this machine's speed says nothing about the cluster
-    assert "no sbatch here" in refused(capsys, *STUDY, str(tmp_path / "other"), "--executor", "slurm")
+    assert "no sbatch here" in refused(*STUDY, str(tmp_path / "other"), "--executor", "slurm")
     assert not (tmp_path / "other").exists()
 
 

@@ -215,15 +215,6 @@ def test_more_work_is_more_time():
 # What is refused
 
 
-def refused(capsys, *arguments):
-    capsys.readouterr()
-    assert cli.main(list(arguments)) == 2
-    err = capsys.readouterr().err
-    assert err.startswith("qdhuac: error: ")
-    assert err.count("\n") == 1
-    return err
-
-
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
@@ -235,45 +226,45 @@ def refused(capsys, *arguments):
         (["study", "utd", "--root", "a_file"], ["--root", "a_file"]),
     ],
 )
-def test_bad_input(capsys, tmp_path, monkeypatch, arguments, words):
+def test_bad_input(refused, tmp_path, monkeypatch, arguments, words):
     monkeypatch.chdir(tmp_path)
     Path("a_file").touch()
-    message = refused(capsys, *arguments)
+    message = refused(*arguments)
     assert all(word in message for word in words)
     assert [p.name for p in tmp_path.iterdir()] == ["a_file"]
 
 
-def test_a_root_of_another_version_is_refused_for_running_and_named_when_reporting(capsys, tmp_path):
+def test_a_root_of_another_version_is_refused_for_running_and_named_when_reporting(refused, tmp_path):
     made = write_study(tmp_path, "target", "smoke", 2)
     record = made / "study.toml"
     record.write_text(record.read_text().replace(f'version = "{__version__}"', 'version = "0.0.9"'))
     for name in ("target", "components"):  # they share runs
-        message = refused(capsys, "study", name, "--scale", "smoke", "--root", str(tmp_path))
+        message = refused("study", name, "--scale", "smoke", "--root", str(tmp_path))
         assert "0.0.9" in message
         assert __version__ in message
     assert any("0.0.9" in note for note in collect(made).notes)
 
 
-def test_a_study_of_another_configuration_is_refused(capsys, tmp_path):
+def test_a_study_of_another_configuration_is_refused(tmp_path, refused):
     made = write_study(tmp_path, "target", "smoke", 2)
     record = made / "study.toml"
     record.write_text(record.read_text().replace(runs()[0].fingerprint, "0" * 64))
-    assert runs()[0].label in refused(capsys, *STUDY, str(tmp_path))
-    assert runs()[0].label in refused(capsys, "report", str(made))
+    assert runs()[0].label in refused(*STUDY, str(tmp_path))
+    assert runs()[0].label in refused("report", str(made))
 
 
-def test_a_run_folder_with_another_configuration_is_refused(capsys, tmp_path):
+def test_a_run_folder_with_another_configuration_is_refused(tmp_path, refused):
     write_study(tmp_path, "target", "smoke", 2)
     one, two = (tmp_path / "runs" / run.folder for run in runs()[:2])
     shutil.rmtree(one)
     two.rename(one)
-    message = refused(capsys, *STUDY, str(tmp_path))
+    message = refused(*STUDY, str(tmp_path))
     assert one.name in message
     assert "target_tau = 0.005" in message
 
 
 @pytest.mark.parametrize("damage", ["gap", "hole", "backwards", "torn"])
-def test_metrics_with_a_gap_are_named_and_left_out(tmp_path, capsys, damage):
+def test_metrics_with_a_gap_are_named_and_left_out(tmp_path, refused, damage):
     made = write_study(tmp_path, "target", "smoke", 2)
     path = tmp_path / "runs" / runs()[0].folder / "metrics.jsonl"
     rows = [json.loads(line) for line in path.read_text().splitlines()]
@@ -285,7 +276,7 @@ def test_metrics_with_a_gap_are_named_and_left_out(tmp_path, capsys, damage):
         rows[3]["env_steps"] = rows[2]["env_steps"]
     text = "".join(json.dumps(row) + "\n" for row in rows)
     path.write_text(text.replace('"generation": 3', '"gen') if damage == "torn" else text)
-    assert runs()[0].folder in refused(capsys, *STUDY, str(tmp_path))
+    assert runs()[0].folder in refused(*STUDY, str(tmp_path))
     found = collect(made)
     assert runs()[0].folder not in {run.folder for run in found.runs}
     assert len(found.runs) == 3
