@@ -39,7 +39,8 @@ def test_every_key_is_in_the_file_and_documented():
 
 
 def test_order_of_precedence():
-    assert presets.make("dns", "laptop").archive.capacity == 50
+    assert presets.make("dns", "smoke").archive.capacity == 16
+    assert presets.make("dns", "laptop").archive.capacity == 250
     assert presets.make("map_elites", "laptop").archive.capacity == 1024
     assert presets.make("map_elites", "laptop", {"archive.capacity": 9}).archive.capacity == 9
 

@@ -79,8 +79,8 @@ def test_studies_share_the_run_that_they_have_in_common():
         plain["archive"]["DNS"],
     ]
     assert len({run.folder for run in shared}) == 1
-    assert {run.config.run.env_steps for run in shared} == {100_000}  # the longest of them
-    assert plain["components"]["QDHUAC"].steps < 100_000
+    assert {run.config.run.env_steps for run in shared} == {60_000}  # the longest of them
+    assert plain["components"]["QDHUAC"].steps < 60_000
 
 
 def test_the_benchmark_compares_at_equal_steps_and_separates_updates_from_algorithms():

@@ -12,7 +12,6 @@ PRESETS: dict[str, dict[str, Any]] = {
     "paper": {"run.env_steps": 2_000_000},
     "laptop": {
         "task.after_termination": "stop",
-        "archive.capacity": 50,
         "critic.width": 128,
         "critic.initial_value": 0.0,
         "learner.batch_size": 128,

@@ -170,13 +170,13 @@ def _benchmark(scale: str) -> Study:
         Setting("DCRL-ME", "dcrl_me", preset=original),
         Setting("DNS", "dns"),
     )
-    return Study("benchmark", "QDHUAC and its peers", TASKS, settings, _steps(scale, 100_000, 2_000_000))
+    return Study("benchmark", "QDHUAC and its peers", TASKS, settings, _steps(scale, 60_000, 2_000_000))
 
 
 def _latency(scale: str) -> Study:
     settings = (Setting("QDHUAC", changes={"learner.probe": True}),)
     title = "What a target network would have predicted"
-    return Study("latency", title, ("halfcheetah",), settings, _steps(scale, 60_000, 2_000_000))
+    return Study("latency", title, ("halfcheetah",), settings, _steps(scale, 40_000, 2_000_000))
 
 
 def _utd(scale: str) -> Study:
@@ -185,7 +185,7 @@ def _utd(scale: str) -> Study:
         for name, norm in (("normalised", {}), ("unnormalised", _NO_NORM))
         for utd in (0.5, 1.0, 2.0, 4.0, 10.0)
     )
-    return Study("utd", "Updates per environment step", ("halfcheetah",), settings, _steps(scale, 30_000, 2_000_000))
+    return Study("utd", "Updates per environment step", ("halfcheetah",), settings, _steps(scale, 20_000, 2_000_000))
 
 
 def _normalisation(scale: str) -> Study:
@@ -197,7 +197,7 @@ def _normalisation(scale: str) -> Study:
         Setting("no norm", changes=_NO_NORM),
     )
     title = "Normalisation of the critic"
-    return Study("normalisation", title, ("humanoid",), settings, _steps(scale, 60_000, 5_000_000))
+    return Study("normalisation", title, ("humanoid",), settings, _steps(scale, 40_000, 5_000_000))
 
 
 def _archive(scale: str) -> Study:
@@ -205,13 +205,13 @@ def _archive(scale: str) -> Study:
     cells = math.isqrt(presets.make("qdhuac", scale).archive.capacity) ** 2
     settings = (Setting("DNS"), Setting("MAP-Elites", changes={"archive.kind": "grid", "archive.capacity": cells}))
     title = "The archive inside QDHUAC"
-    return Study("archive", title, ("halfcheetah", "humanoid"), settings, _steps(scale, 60_000, 5_000_000))
+    return Study("archive", title, ("halfcheetah", "humanoid"), settings, _steps(scale, 40_000, 5_000_000))
 
 
 def _target(scale: str) -> Study:
     settings = (Setting("no target network"), Setting("Polyak 0.005", changes={"learner.target_tau": 0.005}))
     title = "QDHUAC with and without a target network"
-    return Study("target", title, ("halfcheetah",), settings, _steps(scale, 60_000, 2_000_000))
+    return Study("target", title, ("halfcheetah",), settings, _steps(scale, 40_000, 2_000_000))
 
 
 def _components(scale: str) -> Study:
@@ -233,7 +233,7 @@ def _components(scale: str) -> Study:
         ),
     )
     title = "What each part of QDHUAC is worth"
-    return Study("components", title, ("halfcheetah",), settings, _steps(scale, 40_000, 2_000_000))
+    return Study("components", title, ("halfcheetah",), settings, _steps(scale, 30_000, 2_000_000))
 
 
 STUDIES = {
