@@ -2,15 +2,16 @@
 
     python benchmarks/results.py collect RUN_DIR results/learning/NAME
     python benchmarks/results.py draw results/learning docs/img
+    python benchmarks/results.py study ROOT results/studies
 
 `collect` keeps the configuration, the metrics and the archive as a table (fitness and descriptor), with the versions
-and the hash of the repertoire that the table came from. `draw` needs nothing but those.
+and the hash of the repertoire that the table came from. `draw` needs nothing but those. `study` does the same with
+every finished run of a root of studies, with fewer columns of metrics; `qdhuac report results/studies/NAME` reads it.
 """
 
 from __future__ import annotations
 
 import csv
-import hashlib
 import json
 import shutil
 import sys
@@ -22,8 +23,22 @@ from matplotlib.figure import Figure
 
 from qdhuac.analysis import figures
 from qdhuac.running import repertoire
-from qdhuac.running.rundir import CONFIG, METRICS, REPERTOIRE
+from qdhuac.running.files import sha256
+from qdhuac.running.rundir import CONFIG, METRICS, REPERTOIRE, RunDir
+from qdhuac.studies.folder import FINISHED, RUNS, STUDY, look, read
 
+KEPT = (
+    *("generation", "env_steps", "gradient_updates", "qd_score", "coverage", "max_fitness", "qd_score_auc", "wall_s"),
+    *(
+        "archive_size",
+        "archive_mean_fitness",
+        "q_mean",
+        "critic_loss",
+        "actor/fitness",
+        "gradient/gain",
+        "isoline/gain",
+    ),
+)
 COLOURS = {"qdhuac": "#0072b2", "dns": "#d55e00", "map_elites": "#009e73"}  # safe for the colour-blind
 CURVES = {
     "max_fitness": "max fitness",
@@ -39,7 +54,7 @@ def collect(run: Path, target: Path) -> None:
     for name in (CONFIG, METRICS):
         shutil.copy(run / name, target / name)
     arrays, metadata = repertoire.read(run / REPERTOIRE)
-    digest = hashlib.sha256((run / REPERTOIRE).read_bytes()).hexdigest()
+    digest = sha256(run / REPERTOIRE)
     (target / "origin.json").write_text(
         json.dumps({"repertoire_sha256": digest, "versions": metadata["versions"]}, indent=1) + "\n"
     )
@@ -48,6 +63,27 @@ def collect(run: Path, target: Path) -> None:
         writer.writerow(["fitness", *(f"descriptor_{i}" for i in range(arrays["descriptor"].shape[1]))])
         for fitness, descriptor in zip(arrays["fitness"], arrays["descriptor"], strict=True):
             writer.writerow([f"{fitness:.2f}", *(f"{d:.4f}" for d in descriptor)])
+
+
+def study(root: Path, target: Path) -> None:
+    """What is worth keeping of all studies of a root: their records, and their finished runs."""
+    for record in sorted(root.glob(f"*/{STUDY}")):
+        (target / record.parent.name).mkdir(parents=True, exist_ok=True)
+        shutil.copy(record, target / record.parent.name / STUDY)
+        for run in read(record.parent)[2]:
+            source, kept = root / RUNS / run.folder, target / RUNS / run.folder
+            if not kept.exists() and look(root, run).state == FINISHED:
+                collect(source, kept)
+                rows = RunDir.open(source).read_metrics()
+                origin = json.loads((kept / "origin.json").read_text())
+                origin["metrics_sha256"] = sha256(source / METRICS)
+                (kept / "origin.json").write_text(json.dumps(origin, indent=1) + "\n")
+                (kept / METRICS).unlink()
+                for row in rows:
+                    few = {k: v for k, v in row.items() if k in KEPT or "probe" in k}
+                    rounded = {k: float(f"{v:.7g}") if isinstance(v, float) else v for k, v in few.items()}
+                    RunDir.open(kept).append_metrics(rounded)
+                print(run.name)
 
 
 def draw(source: Path, target: Path) -> None:
@@ -82,4 +118,4 @@ def draw(source: Path, target: Path) -> None:
 
 
 if __name__ == "__main__":
-    {"collect": collect, "draw": draw}[sys.argv[1]](Path(sys.argv[2]), Path(sys.argv[3]))
+    {"collect": collect, "draw": draw, "study": study}[sys.argv[1]](Path(sys.argv[2]), Path(sys.argv[3]))
