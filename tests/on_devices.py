@@ -15,7 +15,9 @@ import jax.numpy as jnp
 from qdhuac import cli, presets
 from qdhuac.errors import RunFailed, UserError
 from qdhuac.learning.policy import Policy
-from qdhuac.running import launch
+from qdhuac.learning.replay import ReplayState
+from qdhuac.running import launch, runner
+from qdhuac.running.runner import Runner
 from qdhuac.tasks.rollout import rollout, share_of_steps
 
 STEPS = 8
@@ -66,6 +68,18 @@ class LineTask:
         )
 
 
+class TellingRunner(Runner):
+    def save(self):
+        rows = next(part.rows for part in jax.tree.leaves(self.state, is_leaf=is_replay) if is_replay(part))
+        print("rows of one device:", rows.sharding.shard_shape(rows.shape)[0])
+        super().save()
+
+
+def is_replay(part):
+    return isinstance(part, ReplayState)
+
+
+runner.Runner = TellingRunner
 settings = {"task.name": "own", "task.episode_length": STEPS, "learner.utd": 0.5, "emitter.batch_size": 8}
 # Adam makes a whole step of a gradient that is nothing but rounding: a small one, so that runs stay comparable.
 settings["emitter.gradient_learning_rate"] = 1e-5

@@ -4,6 +4,7 @@ import os
 import sys
 from pathlib import Path
 
+import qdhuac
 from qdhuac import cli
 from qdhuac.studies import folder, jobs, on_slurm, worker
 
@@ -23,8 +24,7 @@ class Task(on_slurm.Task):
 
 def main():
     worker.work, on_slurm.Task = work, Task
-    for module in (folder, worker):
-        module.__version__ = os.environ.get("STUB_VERSION", module.__version__)
+    qdhuac.__version__ = folder.__version__ = os.environ.get("STUB_VERSION", qdhuac.__version__)
     return cli.main(sys.argv[1:])
 
 

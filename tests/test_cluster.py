@@ -14,6 +14,7 @@ import sys
 import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import stub_cluster
@@ -21,7 +22,7 @@ import submitit  # here, as it resets logging, which would close what pytest cap
 from fake_study import write_run
 
 from qdhuac import __version__, cli
-from qdhuac.studies import catalogue, worker
+from qdhuac.studies import catalogue, on_slurm, worker
 from qdhuac.studies.folder import FINISHED, MISSING, STARTED, look, write
 from qdhuac.studies.jobs import Result
 
@@ -143,17 +144,15 @@ def test_ctrl_c_lets_the_runs_on_ray_save(cluster, tmp_path):
     assert len(list((tmp_path / "runs" / runs()[0].folder / "checkpoints").iterdir())) == 2
 
 
-def test_a_node_with_another_version_refuses_and_touches_nothing(cluster, tmp_path):
+def test_a_cluster_with_another_version_is_refused_before_anything_starts(cluster, tmp_path):
     done = write_run(tmp_path, runs()[0], archive=False)
     before = {path: path.read_bytes() for path in done.iterdir()}
     study = begin(tmp_path, "--executor", "ray", RAY_ADDRESS=cluster.address, STUB_VERSION="0.0.9")
-    out, err = study.communicate(timeout=180)
-    assert study.returncode == 1, err
-    for run in runs()[1:]:
-        assert f"failed: {run.name}: {os.uname().nodename} has qdhuac {__version__}, and the study is" in out
+    _, err = study.communicate(timeout=180)
+    assert study.returncode == 2, err
+    assert f"{os.uname().nodename} has qdhuac {__version__}, and the study is made with 0.0.9" in err
     assert {path: path.read_bytes() for path in done.iterdir()} == before
     assert list((tmp_path / "runs").iterdir()) == [done]
-    assert not list((tmp_path / "logs").iterdir())
 
 
 def test_an_address_without_a_ray_is_refused_before_anything_is_written(tmp_path, refused, monkeypatch):
@@ -162,7 +161,12 @@ def test_an_address_without_a_ray_is_refused_before_anything_is_written(tmp_path
     with socket.create_server(("127.0.0.1", 0)) as other:
         mute = f"127.0.0.1:{other.getsockname()[1]}"
         monkeypatch.setattr("qdhuac.studies.on_ray.TIMEOUT", 0.2)
-        for address, words in ((nobody, "no Ray cluster"), (mute, "no Ray cluster"), ("moon", "host:port")):
+        for address, words in (
+            (nobody, "no Ray cluster"),
+            (mute, "no Ray cluster"),
+            ("a..b:1", "no Ray"),
+            ("moon", "host:port"),
+        ):
             monkeypatch.setenv("RAY_ADDRESS", address)
             message = refused(*STUDY, str(tmp_path / "root"), "--executor", "ray")
             assert address in message
@@ -257,6 +261,13 @@ def test_a_node_that_does_not_see_the_study_refuses(order, tmp_path):
     assert order["folder"][:-1] in worker.work({**order, "folder": order["folder"][:-1]}).last
 
 
+def test_a_node_with_another_version_of_anything_refuses(order, tmp_path):
+    result = worker.work({**order, "versions": {**order["versions"], "jax": "0.0.9"}})
+    assert result.code is None
+    assert result.last.endswith(f"has jax {order['versions']['jax']}, and the study is made with 0.0.9")
+    assert look(tmp_path, runs()[0]).state == MISSING
+
+
 def test_an_executor_that_is_unknown_or_not_installed_is_refused(tmp_path, refused, monkeypatch):
     root = str(tmp_path / "root")
     assert "local, ray, slurm" in refused(*STUDY, root, "--executor", "moon")
@@ -288,6 +299,8 @@ def slurm(tmp_path, monkeypatch):
 
 
 def test_a_study_is_one_job_array(slurm, tmp_path):
+    (tmp_path / "root" / "logs").mkdir(parents=True)
+    worker.stopped(tmp_path / "root", runs()[0]).touch()  # of a Ctrl-C before
     study = begin(tmp_path / "root", "--executor", "slurm", "--jobs", "2")
     out, err = study.communicate(timeout=180)
     assert study.returncode == 0, err
@@ -313,6 +326,21 @@ def test_a_preempted_job_saves_and_is_queued_again(slurm, tmp_path):
     assert begun(root, runs()[0]) == ["train", "resume"]
     first, second, *_, last = processes(root, runs()[0])
     assert first == second == before != last  # the second generation was saved upon the signal
+
+
+def test_a_job_that_slurm_tells_to_go_has_saved_and_waits_to_be_queued_again(order, tmp_path, monkeypatch):
+    monkeypatch.setenv("STUB_HANG", "-s0-")
+    waited = []
+    monkeypatch.setattr(on_slurm, "time", SimpleNamespace(sleep=waited.append))
+    with ThreadPoolExecutor() as threads:
+        job = threads.submit(on_slurm.Task(order))
+        until(lambda: waiting(tmp_path) or job.done())
+        os.kill(waiting(tmp_path)[order["folder"]], signal.SIGTERM)  # Slurm tells everything in the job
+        assert job.result().code is None
+    assert waited == [on_slurm.GRACE]
+    assert len(list((tmp_path / "runs" / order["folder"] / "checkpoints").iterdir())) == 2
+    assert on_slurm.Task(order)().code == 0
+    assert begun(tmp_path, runs()[0]) == ["train", "resume"]
 
 
 def test_ctrl_c_cancels_the_jobs_and_the_runs_save(slurm, tmp_path):

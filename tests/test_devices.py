@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import socket
@@ -11,6 +12,7 @@ import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
+import jax
 import pytest
 from same_run import assert_same_run
 
@@ -61,9 +63,10 @@ def alone(tmp_path_factory, environment):
 
 @pytest.mark.parametrize(("algorithm", "devices"), [("qdhuac", 2), ("qdhuac", 4), ("qd_pg", 2)])
 def test_several_devices(tmp_path, environment, alone, algorithm, devices):
-    finish(start(environment, "train", tmp_path / "run", algorithm, devices, GENERATIONS))
+    said = finish(start(environment, "train", tmp_path / "run", algorithm, devices, GENERATIONS))
     assert_same_run(tmp_path / "run", alone(algorithm))
     assert {line["devices"] for line in RunDir.open(tmp_path / "run").read_metrics()} == {devices}
+    assert f"rows of one device: {presets.make(algorithm, 'smoke').replay.capacity // devices}\n" in said
 
 
 def test_a_run_goes_on_with_another_number_of_devices(tmp_path, environment, alone):
@@ -115,6 +118,18 @@ def test_a_signal_to_another_process_is_not_the_first_of_two():
     assert stop.exit_code == 130
 
 
+def test_a_signal_that_comes_while_the_processes_agree_is_for_the_next_time(make_runner, monkeypatch):
+    one = make_runner()
+
+    def agreed(number):
+        one.stop.signal = signal.SIGTERM  # it reaches us after we have said that there is none
+        return number
+
+    monkeypatch.setattr(jax, "process_count", lambda: 2)
+    monkeypatch.setattr("qdhuac.devices.agreed", agreed)
+    assert [one.stopped, one.stopped] == [False, True]
+
+
 def test_processes_that_were_told_different_things(tmp_path, environment):
     both = [start(environment, "train", tmp_path / "run", "qdhuac", 2, n, a) for n, a in enumerate(addresses(), 2)]
     for process in both:
@@ -140,21 +155,44 @@ def test_an_address_that_is_taken():
         roll_call.answer(f"127.0.0.1:{taken.getsockname()[1]}", 2, {})
 
 
-def test_a_strangers_call_is_ignored():
+def test_a_strangers_call_is_ignored(monkeypatch):
+    monkeypatch.setattr(roll_call, "SPEECH", 0.2)
     address = addresses()[0].partition("@")[2]
-    with ThreadPoolExecutor() as threads:
+    with ThreadPoolExecutor() as threads, contextlib.ExitStack() as stack:
         first = threads.submit(roll_call.answer, address, 2, {"version": "1"})
-        for text in (b"GET / HTTP/1.1\r\n\r\n", b'{"rank": []}\n', b""):
+        for text in (b"GET / HTTP/1.1\r\n\r\n", b'{"rank": []}\n', b"\xff\n", b""):
             while True:
                 try:
                     stranger = socket.create_connection(("127.0.0.1", int(address.rpartition(":")[2])))
                     break
                 except ConnectionRefusedError:
                     time.sleep(0.05)
-            with stranger:
-                stranger.sendall(text)
-        roll_call.call(address, 1, {"version": "1"})
-        first.result()
+            stack.enter_context(stranger).sendall(text)  # and stays
+        assert roll_call.call(address, 1, {"version": "1"})
+        assert first.result()
+
+
+@pytest.mark.parametrize("says", [b"SSH-2.0-OpenSSH_8.9\r\n", b"\xff\xff\n", b"\n", b"[]\n", b""])
+def test_somebody_else_at_the_address(monkeypatch, says):
+    monkeypatch.setattr(roll_call, "PATIENCE", 0.5)
+    with socket.create_server(("", 0)) as other, ThreadPoolExecutor() as threads:
+        call = threads.submit(roll_call.call, f"127.0.0.1:{other.getsockname()[1]}", 1, {})
+        other.settimeout(0.1)
+        while not call.done():
+            with contextlib.suppress(TimeoutError), other.accept()[0] as caller:
+                caller.sendall(says)
+        with pytest.raises(UserError, match="no process 0 at 127"):
+            call.result()
+
+
+def test_ctrl_c_while_nobody_comes(tmp_path, environment):
+    alone = start(environment, "train", tmp_path / "run", "qdhuac", 2, 1, addresses()[0])
+    while not (tmp_path / "run").exists():
+        time.sleep(0.05)
+    time.sleep(2)
+    alone.send_signal(signal.SIGINT)
+    finish(alone, 130)
+    assert not list(tmp_path.iterdir())
 
 
 def test_more_devices_than_there_are(tmp_path, monkeypatch, toys, capsys):
@@ -178,7 +216,9 @@ def test_sizes_that_devices_do_not_divide(changes, text):
         presets.make("qdhuac", "smoke", changes | {"run.devices": 2})
 
 
-@pytest.mark.parametrize("text", ["2/2@a:1", "0/0@a:1", "0/2", "x", "0/2@a b:1", "0/2@a:1\n"])
+@pytest.mark.parametrize(
+    "text", ["2/2@a:1", "0/0@a:1", "0/2", "x", "0/2@a b:1", "0/2@a:1\n", "0/2@a:0", "0/2@a:65536", "0/2@a..b:1"]
+)
 def test_bad_processes_are_refused(text, capsys):
     assert cli.main(["train", "--process", text]) == 2
     assert "expected RANK/COUNT@HOST:PORT" in capsys.readouterr().err

@@ -5,12 +5,14 @@ from __future__ import annotations
 import jax
 import numpy as np
 import pytest
+from conftest import ToyTask
 from reach import STEPS, ReachTask
 from same_run import assert_same_run, lines
 
 from qdhuac import cli, presets
 from qdhuac.config import replace
-from qdhuac.errors import UserError
+from qdhuac.errors import RunFailed, UserError
+from qdhuac.running import checkpoint
 from qdhuac.running.build import build_algorithm
 from qdhuac.running.progress import Silent
 from qdhuac.running.rundir import RunDir
@@ -145,6 +147,15 @@ def test_a_folder_that_cannot_be_made_leaves_nothing(tmp_path, monkeypatch, toys
     assert cli.main(["train", "--preset", "smoke", "--seeds", "2", "--run-dir", str(tmp_path / "both")]) == 2
     assert "no more room" in capsys.readouterr().err
     assert not list(tmp_path.iterdir())
+
+
+def test_one_run_beyond_its_budget_ends_all_and_all_are_saved(make_runner):
+    both = [
+        make_runner(f"seed-{i}", task=ToyTask(poison="fitness"), run__seed=i, run__failure_budget=i) for i in (1, 9)
+    ]
+    with pytest.raises(RunFailed, match="seed-1: 2 evaluations or updates were not finite"):
+        Seeds(both, Silent()).run()
+    assert [checkpoint.newest(one.folder.checkpoints).record["counters"]["generation"] for one in both] == [2, 2]
 
 
 def test_states_that_do_not_fit_together_are_refused(tmp_path):

@@ -339,7 +339,8 @@ def _process(text: str | None) -> Any:
     if text is None:
         return ALONE
     found = re.fullmatch(r"(\d{1,6})/(\d{1,6})@([\w.-]+:\d{1,5})", text)
-    if not found or not int(found[1]) < int(found[2]):
+    port = int(found[3].rpartition(":")[2]) if found else 0
+    if not found or not int(found[1]) < int(found[2]) or not 1 <= port <= 65535 or ".." in found[3]:
         raise UserError(f"--process {text!r}: expected RANK/COUNT@HOST:PORT, such as 0/2@10.0.0.1:1234, RANK from 0")
     return Process(int(found[1]), int(found[2]), found[3])
 

@@ -8,6 +8,7 @@ a minibatch, and with it a gradient or a batch statistic, is still that of the w
 from __future__ import annotations
 
 import contextlib
+import functools
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -27,9 +28,10 @@ def use(count: int) -> Iterator[None]:
     """Spread what can be spread over the first `count` devices, of all processes together."""
     present = jax.devices()
     if count > len(present):
+        where = "this machine has" if jax.process_count() == 1 else "the processes together have"
         hint = "; on a CPU, XLA_FLAGS=--xla_force_host_platform_device_count=N makes N of it"
         raise UserError(
-            f"run.devices={count}: this machine has {len(present)} ({present[0].platform})"
+            f"run.devices={count}: {where} {len(present)} ({present[0].platform})"
             + (hint if present[0].platform == "cpu" else "")
         )
     if jax.process_count() > 1 and count != len(present):
@@ -74,6 +76,12 @@ def put(tree: Any, specs: Any) -> Any:
     return jax.device_put(tree, jax.tree.map(lambda spec: NamedSharding(mesh, spec), specs))
 
 
+def memory() -> tuple[int | None, str]:
+    """Bytes that one device has, and its name; None where it is the machine's own memory."""
+    device = jax.local_devices()[0]
+    return (device.memory_stats() or {}).get("bytes_limit"), str(device.device_kind)
+
+
 # Several processes. Each makes the same decisions in the same order, so that all of them meet in every computation.
 
 
@@ -105,9 +113,19 @@ def gathered(tree: Any) -> Any:
     """Whole arrays, also of those that are cut over several processes."""
     if jax.process_count() == 1:
         return tree
-    mesh = jax.sharding.get_mesh()
-    whole = jax.jit(lambda x: x, out_shardings=NamedSharding(mesh, EVERYWHERE))
-    return jax.tree.map(lambda leaf: leaf if leaf.is_fully_replicated else whole(leaf), tree)
+    return jax.tree.map(lambda leaf: leaf if leaf.is_fully_replicated else _gathered(leaf), tree)
+
+
+def _gathered(array: Array) -> np.ndarray:
+    """In the host's memory. One device's part at a time goes through all devices, which need not hold the whole."""
+    size = len(array) // count()
+    parts = (np.asarray(_part(array, i, size)) for i in range(0, len(array), size))
+    return np.concatenate(list(parts))
+
+
+@functools.partial(jax.jit, static_argnums=2, out_shardings=EVERYWHERE)
+def _part(array: Array, start: int, size: int) -> Array:
+    return jax.lax.dynamic_slice_in_dim(array, start, size)
 
 
 def _is_shared(leaf: Any) -> bool:

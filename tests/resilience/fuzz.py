@@ -154,7 +154,7 @@ def traced(runs: list[tuple[config.Config, rundir.RunDir]], *_: object, **__: ob
     settings = config.replace(settings, {"task.episode_length": STEPS})
     config.validate(settings)
     runner = Runner(settings, task, build_algorithm(settings, task), folder)
-    runner._require_memory()
+    runner._require_memory(1)
 
     def generation(key: jax.Array) -> object:
         ring = runner.ring

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-import importlib.metadata
 import math
-import platform
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -13,7 +11,6 @@ from typing import Any
 
 import numpy as np
 
-import qdhuac
 from qdhuac.analysis.metrics import auc_increment
 from qdhuac.config import LEARNING_ALGORITHMS, Config
 from qdhuac.errors import RunFailed, UserError
@@ -22,6 +19,7 @@ from qdhuac.running.loggers import Logger
 from qdhuac.running.progress import Progress, Silent
 from qdhuac.running.rundir import COLUMNS, REPERTOIRE, RunDir
 from qdhuac.types import Individuals, Task
+from qdhuac.versions import versions
 
 PHASES = ("ask", "evaluate", "tell", "learn")
 
@@ -269,12 +267,6 @@ def timed(progress: Progress, pending: Sequence[Pending], phase: str, done: int 
     yield
     for one in pending:
         one.times[phase] += time.monotonic() - before
-
-
-def versions() -> dict[str, str]:
-    """What decides whether a result can be had again."""
-    packages = {name: importlib.metadata.version(name) for name in ("jax", "jaxlib", "brax", "mujoco", "mujoco-mjx")}
-    return {"qdhuac": qdhuac.__version__, "python": platform.python_version(), "numpy": np.__version__, **packages}
 
 
 def _shortest(values: np.ndarray) -> list[Any]:

@@ -16,6 +16,7 @@ from qdhuac.config import Config
 from qdhuac.errors import RunFailed, UserError
 from qdhuac.running import checkpoint
 from qdhuac.running.rundir import RunDir
+from qdhuac.versions import versions
 
 SEED = "seed-"  # runs side by side are folders of this name and their seed
 
@@ -81,7 +82,11 @@ def resume(
     with contextlib.ExitStack() as stack:
         if process.rank:
             RunDir.open((_side_by_side(path) or [path])[0])  # there is one
-            path = Path(shutil.copytree(path, Path(stack.enter_context(tempfile.TemporaryDirectory())) / "run"))
+            copy = Path(stack.enter_context(tempfile.TemporaryDirectory())) / "run"
+            try:
+                path = Path(shutil.copytree(path, copy))
+            except OSError as error:  # among them shutil's own, which has a list of what went wrong
+                raise RunFailed(f"{path}: cannot be copied to {copy.parent} ({error.strerror or error})") from None
         folders = [stack.enter_context(RunDir.open(one)) for one in _side_by_side(path) or [path]]
         for folder in folders:
             folder.lock()
@@ -140,7 +145,10 @@ def _run(
 
         prepare_jax()
         if process.of > 1:
-            _meet(process, *runs[0])
+            if not _meet(process, *runs[0], stop):
+                if new:
+                    runs[0][1].remove()
+                return stop.exit_code
             devices.join(process.address, process.of, process.rank)
         # The backend is recorded, so that a run goes on with the physics it began with.
         runs = [(choose_backend(settings), folder) for settings, folder in runs]
@@ -186,18 +194,17 @@ def _run(
     return 0
 
 
-def _meet(process: Process, settings: Config, folder: RunDir) -> None:
-    """Refuse processes that would not make the same run."""
-    from qdhuac.running import books, roll_call
+def _meet(process: Process, settings: Config, folder: RunDir, stop: Any) -> bool:
+    """Refuse processes that would not make the same run; False if a stop signal came before all were there."""
+    from qdhuac.running import roll_call
 
     has = {"number of processes": str(process.of), "configuration": config.to_toml(settings)}
-    has |= {"version": str(books.versions())}
+    has |= {f"version of {name}": version for name, version in versions().items()}
     if folder.checkpoints.exists():
         has["checkpoint"] = str(checkpoint.newest(folder.checkpoints).record.get("counters"))
     if process.rank:
-        roll_call.call(process.address, process.rank, has)
-    else:
-        roll_call.answer(process.address, process.of, has)
+        return roll_call.call(process.address, process.rank, has, stop)
+    return roll_call.answer(process.address, process.of, has, stop)
 
 
 def _done(settings: Config, record: dict[str, Any]) -> str:

@@ -42,7 +42,11 @@ class WeightsAndBiases:
 
     def __init__(self, folder: Path, config: Config) -> None:
         self._run = require("wandb", "wandb").init(
-            project="qdhuac", name=folder.name, dir=str(folder), config=configuration.to_dict(config)
+            project="qdhuac",
+            name=folder.name,
+            dir=str(folder),
+            config=configuration.to_dict(config),
+            reinit="create_new",  # several seeds are several runs at a time
         )
 
     def generation(self, line: Mapping[str, Any]) -> None:

@@ -108,8 +108,11 @@ class Runner:
     @property
     def stopped(self) -> bool:
         """A signal came, here or in another process of the same run."""
+        if jax.process_count() == 1:
+            return bool(self.stop)
+        # What all agree on, and nothing else: a signal that comes meanwhile is for the next time.
         self.stop.elsewhere = devices.agreed(self.stop.signal or 0) or None
-        return bool(self.stop)
+        return self.stop.elsewhere is not None
 
     def save(self) -> None:
         """A checkpoint of everything, and the repertoire beside it."""
@@ -161,14 +164,20 @@ class Runner:
             raise RunFailed(text)
 
     def _require_memory(self, runs: int) -> None:
-        """Refuse states that cannot fit, rather than be ended by the kernel when they have half filled up."""
+        """Refuse states that cannot fit, rather than be ended when they have half filled up."""
         shapes = self._init.eval_shape(jax.random.key(0))  # what it traces, the first call uses again
-        needed = runs * sum(leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves(shapes))
-        present = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+        sizes = jax.tree.map(lambda leaf: leaf.size * leaf.dtype.itemsize, shapes)
+        present, where = devices.memory()
+        if present is None:
+            present, where = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE"), "this machine"
+        elif self._places is not None:
+            cut = lambda size, place: size // (devices.count() if place == devices.CUT else 1)  # noqa: E731
+            sizes = jax.tree.map(cut, sizes, self._places)
+        needed = runs * sum(jax.tree.leaves(sizes))
         if needed > present:
             whose = "the state of this run needs" if runs == 1 else f"the states of these {runs} runs need"
             raise UserError(
-                f"{whose} {needed / 1e9:.0f} GB, and this machine has {present / 1e9:.0f} GB; "
+                f"{whose} {needed / 1e9:.0f} GB, and {where} has {present / 1e9:.0f} GB; "
                 "lower replay.capacity or archive.capacity"
             )
 

@@ -46,6 +46,8 @@ def study(name: str, scale: str, seeds: int | None, root: Path, jobs: int | None
     code = 0
     if executor is not None:
         (root / LOGS).mkdir(exist_ok=True)
+        for run in left:  # what stopped the study before is over
+            worker.stopped(root, run).unlink(missing_ok=True)
         executor.prepare(root, left, functools.partial(worker.order, root, name, scale, seeds), jobs)
         code = Pool(root, executor, lambda text: print(text, flush=True)).run(left)
     if code == 0:

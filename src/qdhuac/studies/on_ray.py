@@ -14,10 +14,12 @@ from qdhuac.extras import require
 from qdhuac.studies import worker
 from qdhuac.studies.catalogue import Run
 from qdhuac.studies.jobs import Result
+from qdhuac.versions import versions
 
 LOST = 100  # so many times a run may lose its node
 STORE = 80 << 20  # bytes for objects in a Ray of our own: next to nothing is passed around
 TIMEOUT = 5.0  # seconds
+PATIENCE = 120.0  # seconds for a node to say which versions it has
 GREETING = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + bytes([0, 0, 0, 4, 0, 0, 0, 0, 0])  # HTTP/2's, and no settings
 
 
@@ -45,15 +47,28 @@ class Ray:
 
     def prepare(self, root: Path, runs: Sequence[Run], order: Callable[[Run], Mapping[str, Any]], jobs: int) -> None:
         """A task is a core, an accelerator where there are any, and another node when its own is lost."""
+        self._compare_versions()
         self.jobs, self._order = jobs, order
         self._stopped: set[Any] = set()
         self._files: dict[Any, Path] = {}
-        for run in runs:
-            worker.stopped(root, run).unlink(missing_ok=True)
         self._root = root
         gpus = 1 if self.ray.cluster_resources().get("GPU") else 0
         again = {"max_retries": LOST, "retry_exceptions": [worker.Stopped]}
         self._work = self.ray.remote(num_cpus=1, num_gpus=gpus, **again)(worker.work)
+
+    def _compare_versions(self) -> None:
+        """Refuse a cluster whose nodes would not compute the same."""
+        ours = versions()
+        ask = self.ray.remote(num_cpus=0)(worker.node)
+        strategy = self.ray.util.scheduling_strategies.NodeAffinitySchedulingStrategy
+        there = [node["NodeID"] for node in self.ray.nodes() if node["Alive"]]
+        asked = [ask.options(scheduling_strategy=strategy(node, soft=False)).remote() for node in there]
+        try:
+            found = self.ray.get(asked, timeout=PATIENCE)
+        except self.ray.exceptions.RayError as error:
+            raise UserError(f"--executor ray: a node does not answer ({_last_line(error)})") from None
+        for name, theirs in found:
+            worker.compare(name, theirs, ours)
 
     def begin(self, run: Run, state: str) -> Any:
         job = self._work.remote(self._order(run))
@@ -91,7 +106,7 @@ def _knock(address: str) -> None:
                 there.sendall(GREETING)
                 if there.recv(9)[3:4] != b"\4":  # settings come first
                     raise OSError("something else answers")
-    except (OSError, OverflowError) as error:
+    except (OSError, OverflowError, UnicodeError) as error:
         raise UserError(f"RAY_ADDRESS={address}: no Ray cluster is there ({error})") from None
 
 

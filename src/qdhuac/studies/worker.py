@@ -12,12 +12,12 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from qdhuac import __version__
 from qdhuac.errors import UserError
 from qdhuac.studies import catalogue
 from qdhuac.studies.catalogue import Run
 from qdhuac.studies.folder import FINISHED, STUDY, look
 from qdhuac.studies.jobs import STOPPED, Job, Result, begin, ended, log
+from qdhuac.versions import versions
 
 POLL = 0.2  # seconds
 PATIENCE = 600  # seconds to wait for a process that may still have the run, perhaps on a node that was given up
@@ -35,7 +35,7 @@ class Stopped(Exception):
 
 def order(root: Path, name: str, scale: str, seeds: int, run: Run) -> dict[str, Any]:
     """What a node is told: plain values, which every version can read as far as the version."""
-    told = {"version": __version__, "root": str(root.absolute()), "study": name, "scale": scale, "seeds": seeds}
+    told = {"versions": versions(), "root": str(root.absolute()), "study": name, "scale": scale, "seeds": seeds}
     return {**told, "folder": run.folder}
 
 
@@ -98,18 +98,29 @@ class Worker:
         return result
 
 
+def node() -> tuple[str, dict[str, str]]:
+    """A node's name, and what it has."""
+    return platform.node(), versions()
+
+
+def compare(node: str, theirs: Mapping[str, str], ours: Mapping[str, str]) -> None:
+    """Refuse a node that would not compute the same."""
+    for name, version in ours.items():
+        if theirs.get(name) != version:
+            raise UserError(f"{node} has {name} {theirs.get(name)}, and the study is made with {version}")
+
+
 def _find(order: Mapping[str, Any]) -> Run:
     """The run that is meant, if this node can do it."""
     node, root = platform.node(), Path(order["root"])
-    if order["version"] != __version__:
-        raise UserError(f"{node} has qdhuac {__version__}, and the study is made by {order['version']}")
+    compare(node, versions(), order["versions"])
     name, scale = order["study"], order["scale"]
     if not (root / f"{name}-{scale}" / STUDY).exists():
         raise UserError(f"{node} does not see {root}; --root must be a folder that all nodes share")
     for run in catalogue.runs(name, scale, order["seeds"]):
         if run.folder == order["folder"]:
             return run
-    raise UserError(f"{node} knows no run {order['folder']} of {name}: its qdhuac {__version__} is not the same")
+    raise UserError(f"{node} knows no run {order['folder']} of {name}: its qdhuac is not the same")
 
 
 def _lock(out: Any, run: Run) -> None:
