@@ -161,12 +161,8 @@ def test_an_address_without_a_ray_is_refused_before_anything_is_written(tmp_path
     with socket.create_server(("127.0.0.1", 0)) as other:
         mute = f"127.0.0.1:{other.getsockname()[1]}"
         monkeypatch.setattr("qdhuac.studies.on_ray.TIMEOUT", 0.2)
-        for address, words in (
-            (nobody, "no Ray cluster"),
-            (mute, "no Ray cluster"),
-            ("a..b:1", "no Ray"),
-            ("moon", "host:port"),
-        ):
+        wrong = {nobody: "no Ray cluster", mute: "no Ray cluster", "a..b:1": "no Ray cluster", "moon": "host:port"}
+        for address, words in wrong.items():
             monkeypatch.setenv("RAY_ADDRESS", address)
             message = refused(*STUDY, str(tmp_path / "root"), "--executor", "ray")
             assert address in message

@@ -216,9 +216,13 @@ def test_sizes_that_devices_do_not_divide(changes, text):
         presets.make("qdhuac", "smoke", changes | {"run.devices": 2})
 
 
-@pytest.mark.parametrize(
-    "text", ["2/2@a:1", "0/0@a:1", "0/2", "x", "0/2@a b:1", "0/2@a:1\n", "0/2@a:0", "0/2@a:65536", "0/2@a..b:1"]
-)
+@pytest.mark.parametrize("where", ["a", "a b:1", "a:1\n", "a:0", "a:65536", "a..b:1"])
+def test_bad_addresses_are_refused(where, capsys):
+    assert cli.main(["train", "--process", f"0/2@{where}"]) == 2
+    assert "expected RANK/COUNT@HOST:PORT" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("text", ["2/2@a:1", "0/0@a:1", "0/2", "x"])
 def test_bad_processes_are_refused(text, capsys):
     assert cli.main(["train", "--process", text]) == 2
     assert "expected RANK/COUNT@HOST:PORT" in capsys.readouterr().err

@@ -150,9 +150,8 @@ def test_a_folder_that_cannot_be_made_leaves_nothing(tmp_path, monkeypatch, toys
 
 
 def test_one_run_beyond_its_budget_ends_all_and_all_are_saved(make_runner):
-    both = [
-        make_runner(f"seed-{i}", task=ToyTask(poison="fitness"), run__seed=i, run__failure_budget=i) for i in (1, 9)
-    ]
+    task = ToyTask(poison="fitness")
+    both = [make_runner(f"seed-{i}", task=task, run__seed=i, run__failure_budget=i) for i in (1, 9)]
     with pytest.raises(RunFailed, match="seed-1: 2 evaluations or updates were not finite"):
         Seeds(both, Silent()).run()
     assert [checkpoint.newest(one.folder.checkpoints).record["counters"]["generation"] for one in both] == [2, 2]
