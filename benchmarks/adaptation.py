@@ -90,7 +90,7 @@ def compare(line: dict[str, Any]) -> dict[str, Any]:
             chosen = [order[int(np.argmax(shown[order[: t + 1]]))] for t in range(len(order))]
             return worth[chosen + chosen[-1:] * (trials - len(chosen))]  # after its last trial a way stays where it is
 
-        tried = [trial.index for trial in search(descriptor, before, lambda i, s=shown: s[i], trials)]
+        tried = [trial.index for trial in search(descriptor, before, lambda i, s=shown: s[i], trials)[0]]
         rng = np.random.default_rng(seed)
         orders = [curve(rng.permutation(len(before))[:trials].tolist()) for _ in range(ORDERS)]
         found["ite"].append(curve(tried))

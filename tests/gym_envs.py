@@ -29,6 +29,20 @@ class Unbounded(Walk):
     action_space = Box(-np.inf, np.inf, (1,), np.float32)
 
 
+class Boundless(Walk):
+    """Bounded by the largest number there is."""
+
+    action_space = Box(np.finfo(np.float32).min, np.finfo(np.float32).max, (1,), np.float32)
+
+
+class Whole(Walk):
+    action_space = Box(0, 4, (1,), np.int64)
+
+
+class Strong(Walk):
+    action_space = Box(0.0, 400.0, (1,), np.float32)
+
+
 class Buttons(Walk):
     action_space = Discrete(3)
 
@@ -71,3 +85,7 @@ def metres(env):
 
 def nowhere(env):
     return [np.nan]
+
+
+def more_and_more(env):
+    return [0.5] * (1 + (env.x > 5.0))

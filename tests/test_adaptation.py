@@ -36,7 +36,7 @@ def toy(n=144, seed=0):
 @pytest.mark.parametrize("seed", range(5))
 def test_it_finds_a_survivor_in_fewer_trials_than_chance(seed):
     descriptor, prior, now = toy(seed=seed)
-    trials = ite.search(descriptor, prior, lambda i: now[i], trials=100)
+    trials, _ = ite.search(descriptor, prior, lambda i: now[i], trials=100)
     survivors = int((now > 900).sum())
     by_chance = (len(now) + 1) / (survivors + 1)  # the mean of trials until the first survivor, without replacement
     assert ite.best(trials).fitness > 900
@@ -62,13 +62,15 @@ def test_mean_and_deviation_are_those_of_a_gaussian_process_written_out():
 
 def test_the_first_trial_is_the_best_of_the_archive_and_enough_without_damage():
     descriptor, prior, _ = toy()
-    (only,) = ite.search(descriptor, prior, lambda i: prior[i], trials=10)
+    for trials in (10, 1):  # also when it is the last trial that was enough
+        (only,), enough = ite.search(descriptor, prior, lambda i: prior[i], trials=trials)
+        assert enough
     assert (only.index, only.expected) == (prior.argmax(), pytest.approx(prior.max()))
 
 
 def test_a_choice_is_the_highest_mean_plus_a_share_of_the_deviation():
     descriptor, prior, now = toy()
-    first, second = ite.search(descriptor, prior, lambda i: now[i], trials=2)
+    (first, second), _ = ite.search(descriptor, prior, lambda i: now[i], trials=2)
     scale = np.ptp(prior)
     mean, std = ite.posterior(descriptor, prior / scale, [first.index], now[[first.index]] / scale)
     assert second.index == (mean + 0.05 * std).argmax()
@@ -87,7 +89,7 @@ def test_a_failed_trial_is_never_the_best_and_keeps_away_from_its_like():
     descriptor, prior, now = toy()
     prior[0] = 0.0  # what a failed trial counts as
     failing = np.where(now > 900, now, np.nan)
-    trials = ite.search(descriptor, prior, lambda i: failing[i], trials=60)
+    trials, _ = ite.search(descriptor, prior, lambda i: failing[i], trials=60)
     assert np.isnan(trials[0].fitness)
     assert len(trials) < 20
     assert ite.best(trials).fitness > 900
@@ -96,7 +98,8 @@ def test_a_failed_trial_is_never_the_best_and_keeps_away_from_its_like():
 
 def test_everybody_is_tried_once_at_most():
     descriptor, prior, _ = (x[:5] for x in toy())
-    trials = ite.search(descriptor, prior, lambda i: np.nan, trials=100)
+    trials, enough = ite.search(descriptor, prior, lambda i: np.nan, trials=100)
+    assert not enough
     assert sorted(trial.index for trial in trials) == [0, 1, 2, 3, 4]
 
 

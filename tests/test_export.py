@@ -3,6 +3,7 @@
 import ast
 import importlib.util
 import json
+import shutil
 import subprocess
 import sys
 
@@ -125,6 +126,28 @@ def test_the_runner_is_a_program(run_dir, exported):
     np.testing.assert_allclose(actions, qdhuac.load(run_dir).best(obs), atol=1e-6)
 
 
+@pytest.mark.parametrize(
+    ("line", "words"),
+    [("[1.0, 2.0]", "expected 11 numbers"), ("hello", "Expecting value"), (f"[{', '.join(['NaN'] * 11)}]", "finite")],
+)
+def test_the_runner_explains_a_bad_line(exported, line, words):
+    command = [sys.executable, "-I", str(exported / write.RUNNER)]
+    done = subprocess.run(command, input=f"\n{line}\n", capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stdout) == (2, "")
+    assert done.stderr.startswith("run_policy: error: ")
+    assert done.stderr.count("\n") == 1
+    assert words in done.stderr
+
+
+def test_the_runner_refuses_weights_that_were_cut_short(exported, tmp_path):
+    folder = shutil.copytree(exported, tmp_path / "robot")
+    (folder / run_policy.WEIGHTS).write_bytes((exported / run_policy.WEIGHTS).read_bytes()[:-4])
+    command = [sys.executable, str(folder / write.RUNNER)]
+    done = subprocess.run(command, input="", capture_output=True, text=True, check=False)
+    assert done.returncode == 2
+    assert done.stderr == "run_policy: error: contract.json: sha256 is not that of policy.safetensors\n"
+
+
 def test_the_contract_names_what_the_model_names(exported):
     contract = json.loads((exported / run_policy.CONTRACT).read_text())
     joints = ["thigh_joint", "leg_joint", "foot_joint"]
@@ -137,6 +160,11 @@ def test_the_contract_names_what_the_model_names(exported):
     assert contract["control_rate_hz"] == 125.0
     assert (contract["obs_size"], contract["action_size"], contract["normalisation"]) == (11, 3, "none")
     assert contract["individual"] == {"index": 1, "id": 41, "fitness": 5.0, "descriptor": [0.5]}
+
+
+def test_an_individual_is_found_by_its_id(run_dir, tmp_path):
+    assert cli.main(["export", str(run_dir), "--policy", "id:41", "--output", str(tmp_path / "one")]) == 0
+    assert json.loads((tmp_path / "one" / run_policy.CONTRACT).read_text())["individual"]["id"] == 41
 
 
 def test_all_policies_get_a_folder_each(run_dir, tmp_path):
@@ -154,7 +182,10 @@ def test_all_policies_get_a_folder_each(run_dir, tmp_path):
     [
         ({"obs_size": 12}, ["obs_size", "12", "11"]),
         ({"action_size": 1}, ["action_size", "1", "3"]),
-        ({"actions": []}, ["actions", "0 entries", "3"]),
+        ({"actions": []}, ["actions", "a list of 3"]),
+        ({"observations": None}, ["observations", "a list of 11"]),
+        ({"network": {"hidden": [3], "activation": "relu", "output": "tanh"}}, ["network", "[3]"]),
+        ({"network": {"hidden": [16, 16], "activation": "tanh", "output": "tanh"}}, ["network", "tanh"]),
         ({"normalisation": "running"}, ["normalisation", "running"]),
         ({"format": "qdhuac policy 9"}, ["format", "9"]),
         ({"sha256": "of another policy"}, ["sha256"]),
@@ -179,6 +210,7 @@ def test_an_observation_of_another_size_is_refused(exported):
     [
         ("3", ["--policy 3", "empty", "0 to 2"]),
         ("-1", ["--policy -1", "empty"]),
+        ("id:7", ["--policy id:7", "individual 7"]),
         ("worst", ["worst", "best", "nearest"]),
         ("nearest:", ["nearest:"]),
         ("nearest:0.3,0.7", ["nearest:0.3,0.7", "1 number", "0 to 1"]),

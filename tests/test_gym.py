@@ -2,7 +2,11 @@
 
 import functools
 import importlib.util
+import json
+import os
 import signal
+import subprocess
+import sys
 from pathlib import Path
 
 import gym_envs
@@ -16,7 +20,7 @@ import qdhuac
 from qdhuac import cli
 from qdhuac.errors import UserError
 from qdhuac.learning import policy
-from qdhuac.tasks import gym_worker
+from qdhuac.tasks import gym_worker, own
 from qdhuac.tasks.gym import GymnasiumTask
 from qdhuac.types import Exploration
 
@@ -106,6 +110,17 @@ def test_processes_do_not_change_the_result():
         ({"features": lambda env: [0.0], "workers": 2}, ["features", "workers=1"]),
         ({"descriptor_bounds": ((1.0,), (0.0,))}, ["descriptor_bounds"]),
         ({"after_termination": "cry"}, ["after_termination", "reset", "stop"]),
+        ({"make": gym_envs.Whole}, ["action_space", "continuous"]),
+        ({"make": gym_envs.Boundless}, ["action_space", "unbounded"]),
+        ({"descriptor_bounds": ((-np.inf,), (np.inf,))}, ["descriptor_bounds", "finite"]),
+        ({"descriptor_bounds": (0.0, 1.0)}, ["descriptor_bounds"]),
+        ({"descriptor_bounds": None}, ["descriptor_bounds"]),
+        ({"support": None}, ["support"]),
+        ({"support": (5.0, 1.0)}, ["support"]),
+        ({"episode_length": 12.5}, ["episode_length", "12.5"]),
+        ({"hidden": 64}, ["hidden", "64"]),
+        ({"workers": 0}, ["workers", "0"]),
+        ({"describe": None}, ["describe", "missing"]),
     ],
 )
 def test_a_mistake_is_explained_at_once(changes, words):
@@ -119,7 +134,54 @@ def test_a_mistake_is_explained_at_once(changes, words):
 def test_a_descriptor_outside_of_its_bounds_is_refused():
     task = GymnasiumTask(gym_envs.Walk, gym_envs.metres, **walk.keywords)
     with pytest.raises(UserError, match=r"descriptor of individual 1: \[.*\] is outside of its bounds \(0.0,\) to"):
-        task.evaluate(constant(task, -0.99, 0.9), KEY)
+        own.Watched(task).evaluate(constant(task, -0.99, 0.9), KEY)
+
+
+def test_features_must_stay_as_many():
+    task = GymnasiumTask(gym_envs.Walk, gym_envs.more_and_more, **walk.keywords)
+    with pytest.raises(UserError, match="features: were 1 numbers at first, and are 2 now"):
+        task.evaluate(constant(task, 0.9), KEY)
+
+
+def test_a_refusal_in_mid_run_keeps_what_was_done(tmp_path, monkeypatch):
+    task, evaluations = walk(), []
+
+    def describe(features):
+        evaluations.append(features)
+        return features.mean(0) + (len(evaluations) > 6 * 3) * 100.0
+
+    monkeypatch.setattr(task, "describe", describe)
+    settings = {"run.generations": 9, "run.checkpoint_minutes": 1000.0}
+    with pytest.raises(UserError, match="outside of its bounds"):
+        qdhuac.train(task, tmp_path / "run", algorithm="dns", preset="smoke", settings=settings)
+    found = qdhuac.load(tmp_path / "run")
+    assert len(found.folder.read_metrics()) == 3
+    assert found.metadata["generation"] == 3
+
+
+CTRL_C = """
+import sys
+import gym_envs, qdhuac
+from test_gym import walk
+if __name__ == "__main__":
+    qdhuac.train(walk(workers=2), sys.argv[1], algorithm="dns", preset="smoke", settings={"run.generations": 100000})
+"""
+
+
+def test_ctrl_c_in_a_terminal_saves_although_it_goes_to_every_process(tmp_path):
+    (tmp_path / "script.py").write_text(CTRL_C)
+    environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parent)}
+    words = [sys.executable, str(tmp_path / "script.py"), str(tmp_path / "run")]
+    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
+    with subprocess.Popen(words, env=environment, start_new_session=True, **pipes) as process:
+        while not process.stdout.readline().startswith("generation "):
+            assert process.poll() is None, process.stderr.read()
+        os.killpg(process.pid, signal.SIGINT)
+        out, err = process.communicate(timeout=120)
+    assert "saved; resume with" in out
+    assert "Traceback" not in err
+    run = qdhuac.load(tmp_path / "run")
+    assert run.metadata["generation"] == len(run.folder.read_metrics()) > 0
 
 
 def test_a_descriptor_that_is_not_a_number_is_a_failed_evaluation():
@@ -149,10 +211,18 @@ def test_a_run_is_like_any_other(tmp_path, capsys):
     changed = GymnasiumTask(gym_envs.Wide, gym_envs.position, **walk.keywords)
     with pytest.raises(UserError, match="obs_size: the run was trained with 2, but the task has 3"):
         qdhuac.resume(changed, path, settings={"run.generations": 4})
+    strong = GymnasiumTask(gym_envs.Strong, gym_envs.position, **walk.keywords)
+    with pytest.raises(UserError, match=r"action_bounds: the run was trained with \[\[0.0\], \[4.0\]\], but"):
+        qdhuac.resume(strong, path, settings={"run.generations": 4})
+    for changes in ({"descriptor_bounds": ((-5.0,), (5.0,))}, {"hidden": (9,)}):
+        with pytest.raises(UserError, match=f"{next(iter(changes))}: the run was trained with"):
+            qdhuac.resume(walk(**changes), path, settings={"run.generations": 4})
     capsys.readouterr()
     assert cli.main(["evaluate", str(path)]) == 2  # the command line does not have the task
     assert "own" in capsys.readouterr().err
     assert cli.main(["export", str(path), "--output", str(tmp_path / "out")]) == 0
+    (action,) = json.loads((tmp_path / "out" / "contract.json").read_text())["actions"]
+    assert (action["low"], action["high"], action["control_low"], action["control_high"]) == (-1.0, 1.0, 0.0, 4.0)
 
 
 def test_a_stopped_run_says_how_to_go_on(tmp_path, capsys, monkeypatch):

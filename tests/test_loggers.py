@@ -59,6 +59,16 @@ def test_weights_and_biases_is_told_every_generation(toys, tmp_path, monkeypatch
     assert lines == [(row["generation"], {k: v for k, v in row.items() if v is not None}) for row in rows]
 
 
+def test_weights_and_biases_that_cannot_begin_is_refused(toys, tmp_path, monkeypatch, refused):
+    def init(**options):
+        raise RuntimeError("no API key configured\nmore of it")
+
+    monkeypatch.setitem(sys.modules, "wandb", types.SimpleNamespace(init=init))
+    message = refused(*TRAIN, str(tmp_path / "run"), "--log", "wandb")
+    assert "--log wandb: no API key configured; try wandb login, or WANDB_MODE=offline" in message
+    assert not list(tmp_path.iterdir())
+
+
 @pytest.mark.parametrize(
     ("name", "words"),
     [("wandb", ["wandb", "pip install 'qdhuac[wandb]'"]), ("excel", ["--log", "tensorboard", "wandb"])],

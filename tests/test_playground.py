@@ -14,6 +14,7 @@ import pytest
 
 import qdhuac
 from qdhuac.errors import UserError
+from qdhuac.tasks import own
 from qdhuac.tasks.playground import PlaygroundTask
 from qdhuac.types import Exploration
 
@@ -115,7 +116,7 @@ def test_a_mistake_is_explained_at_once(changes, words):
 def test_a_descriptor_outside_of_its_bounds_is_refused():
     task = slide(Slide(), place, descriptor_bounds=((5.0,), (6.0,)))
     with pytest.raises(UserError, match=r"descriptor of individual 0: \[.*\] is outside of its bounds \(5.0,\) to"):
-        task.evaluate(jax.vmap(task.policy.init)(jax.random.split(KEY, 2)), KEY)
+        own.Watched(task).evaluate(jax.vmap(task.policy.init)(jax.random.split(KEY, 2)), KEY)
 
 
 def test_cheetah_run_of_playground_itself(tmp_path):

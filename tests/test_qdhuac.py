@@ -14,6 +14,8 @@ from qdhuac.algorithms import qdhuac
 from qdhuac.algorithms.base import gradient_offspring
 from qdhuac.archives.dns import DominatedNoveltyArchive
 from qdhuac.emitters.gradient import gradient_mutation
+from qdhuac.errors import UserError
+from qdhuac.running.build import build_algorithm
 from qdhuac.types import ACTOR, EXPLORE, GRADIENT, ISOLINE, RANDOM
 
 
@@ -51,6 +53,38 @@ def test_offspring_are_split_among_the_operators(explorers, expected):
     operators = np.asarray(algorithm.ask(state).provenance.operator)
     assert [int(np.sum(operators == o)) for o in (ISOLINE, GRADIENT, ACTOR, EXPLORE)] == expected
     assert set(np.asarray(first.provenance.operator)) <= {RANDOM, EXPLORE}
+
+
+@pytest.mark.parametrize("algorithm", ["qdhuac", "pga_me", "qd_pg", "dcrl_me", "dns"])
+@pytest.mark.parametrize(
+    ("name", "change"),
+    [
+        ("fitness", lambda e: e._replace(fitness=e.fitness[:, None])),
+        ("steps", lambda e: e._replace(steps=e.steps[1:])),
+        ("descriptor", lambda e: e._replace(descriptor=e.descriptor[:, [0, 0]])),
+        ("transitions", lambda e: e._replace(transitions=None)),
+        ("valid", lambda e: e._replace(valid=None)),
+        ("transitions.obs", lambda e: _column(e, obs=e.transitions.obs[..., :1], next_obs=e.transitions.obs[..., :3])),
+        ("transitions.action", lambda e: _column(e, action=e.transitions.action[..., 0])),
+        ("transitions.reward", lambda e: _column(e, reward=e.transitions.reward[..., None])),
+        ("transitions.contacts", lambda e: _column(e, contacts=None)),
+    ],
+)
+def test_results_of_a_wrong_shape_are_refused_by_name(algorithm, name, change):
+    if (algorithm == "dns" and "transitions" in name) or (algorithm != "qd_pg" and "contacts" in name):
+        pytest.skip("it does not look at them")
+    task = ReachTask(contacts=algorithm == "qd_pg")
+    ring = build_algorithm(presets.make(algorithm, "smoke", {"task.episode_length": STEPS}), task)
+    state = ring.init(jax.random.key(0))
+    emission = ring.ask(state)
+    evaluation = task.evaluate(emission.genotypes, jax.random.key(1), emission.exploration)
+    with pytest.raises(UserError, match=f"^{name}: "):
+        jax.eval_shape(ring.tell, state, emission, change(evaluation))
+    jax.eval_shape(ring.tell, state, emission, evaluation)
+
+
+def _column(evaluation, **columns):
+    return evaluation._replace(transitions=evaluation.transitions._replace(**columns))
 
 
 def test_the_injected_genotype_is_the_learners_actor_without_its_head(trained):

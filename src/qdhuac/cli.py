@@ -435,7 +435,9 @@ def _parser() -> Parser:
     sub.add_argument("run_dir", metavar="DIR")
     sub = command("export", export, "write policies for use elsewhere: safetensors, ONNX, a runner in NumPy")
     sub.add_argument("run_dir", metavar="RUN_DIR")
-    sub.add_argument("--policy", default="best", help="best (default), all, nearest:0.3,0.7, or a row of the archive")
+    sub.add_argument(
+        "--policy", default="best", help="best (default), all, nearest:0.3,0.7, id:40, or a row of the archive"
+    )
     sub.add_argument("--output", required=True, metavar="DIR", help="a folder that does not exist yet")
 
     sub = command("adapt", adapt, "after damage to the robot, find the individual that still works in a few trials")

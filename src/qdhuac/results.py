@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import itertools
 import os
+import warnings
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -84,18 +85,26 @@ class Run:
         """The policy whose descriptor is nearest, each dimension measured by the width of its bounds."""
         self._require_somebody()
         low, high = np.asarray(self.metadata["descriptor_bounds"], float)
-        wanted = np.asarray(descriptor, float)
+        wanted = np.atleast_1d(np.asarray(descriptor, float))
         if wanted.shape != low.shape or not np.all((low <= wanted) & (wanted <= high)):
             bounds = ", ".join(f"{a:g} to {b:g}" for a, b in zip(low, high, strict=True))
-            raise UserError(f"descriptor {list(descriptor)}: expected {len(low)} numbers within {bounds}")
+            count = f"{len(low)} number{'s' * (len(low) > 1)}"
+            raise UserError(f"descriptor {wanted.tolist()}: expected {count} within {bounds}")
         distance = np.square((self.descriptor - wanted) / (high - low)).sum(-1)
         return self.policy(int(distance.argmin()))
+
+    def by_id(self, number: int) -> Policy:
+        """The policy of an individual, whose id is what the explorer and the history show."""
+        (rows,) = np.nonzero(self.archive["provenance/id"] == number)
+        if not len(rows):
+            raise UserError(f"individual {number} is not in the archive, or not any more")
+        return self.policy(int(rows[0]))
 
     def policy(self, index: int) -> Policy:
         """The policy in a row of the archive."""
         self._require_somebody()
         if not 0 <= index < len(self):
-            raise UserError(f"policy {index}: that slot is empty; the archive has policies 0 to {len(self) - 1}")
+            raise UserError(f"slot {index} is empty; the archive has policies 0 to {len(self) - 1}")
         sizes = self.metadata.get("policy")
         if not isinstance(sizes, dict):
             raise UserError(f"{self.folder.path}: its genotypes are not policies")
@@ -121,4 +130,7 @@ def load_run(run_dir: str | os.PathLike[str]) -> Run:
     """Read a run folder; nothing of it is changed."""
     folder = RunDir.open(Path(run_dir))
     config = folder.read_config()
-    return Run(folder, config, *repertoire.find(folder))
+    run = Run(folder, config, *repertoire.find(folder))
+    for text in folder.notes:
+        warnings.warn(text, stacklevel=2)
+    return run

@@ -49,14 +49,14 @@ def adapt(run: Run, damages: Sequence[Damage], *, trials: int, seed: int) -> dic
         one = jax.tree.map(lambda leaf: leaf[index : index + 1], genotypes)
         return float(task.evaluate(one, jax.random.fold_in(jax.random.key(seed), index)).fitness[0])
 
-    done = search(unit_descriptors(run), run.fitness, attempt, trials)
+    done, enough = search(unit_descriptors(run), run.fitness, attempt, trials)
     return {
         "run": str(run.folder.path),
         "damage": [str(damage) for damage in damages],
         "seed": seed,
         "trials": [_row(run, trial) for trial in done],
         "best": _row(run, best(done)),
-        "good_enough": len(done) < min(trials, len(run)),
+        "good_enough": enough,
     }
 
 

@@ -30,31 +30,33 @@ class Trial:
     fitness: float  # not finite if the trial failed
 
 
-def search(descriptor: np.ndarray, prior: np.ndarray, attempt: Callable[[int], float], trials: int) -> list[Trial]:
+def search(
+    descriptor: np.ndarray, prior: np.ndarray, attempt: Callable[[int], float], trials: int
+) -> tuple[list[Trial], bool]:
     """Trials of individuals with descriptors from 0 to 1 [N, D] and fitness before the damage [N].
 
     `attempt(index)` gives the fitness now. It ends after `trials`, when everybody has been tried, or when the best
-    so far is as good as `ALPHA` of the best that is expected of anybody. From a failed trial it learns as from one with
-    the lowest fitness that the archive or a trial has.
+    so far is as good as `ALPHA` of the best that is expected of anybody; that is the second value. From a failed trial
+    it learns as from one with the lowest fitness that the archive or a trial has.
     """
     # The process has variance 1 where fitness is measured by how much it differs within the archive.
     prior = np.asarray(prior, float)
     scale = float(np.ptp(prior)) or 1.0
     done: list[Trial] = []
     counted: list[float] = []
-    while len(done) < min(trials, len(prior)):
+    while True:
         tried = [trial.index for trial in done]
         mean, std = posterior(descriptor, prior / scale, tried, np.array(counted) / scale)
         found = best(done).fitness if done else math.nan
-        if math.isfinite(found) and good_enough(found, scale * float(mean.max())):
-            break
+        enough = math.isfinite(found) and good_enough(found, scale * float(mean.max()))
+        if enough or len(done) == min(trials, len(prior)):
+            return done, enough
         promise = mean + KAPPA * std
         promise[tried] = -np.inf
         index = int(promise.argmax())
         fitness = float(attempt(index))
         done.append(Trial(index, scale * float(mean[index]), fitness))
         counted.append(fitness if math.isfinite(fitness) else min([*counted, float(prior.min())]))
-    return done
 
 
 def best(trials: Sequence[Trial]) -> Trial:

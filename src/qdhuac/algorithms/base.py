@@ -14,6 +14,7 @@ from qdhuac.archives.common import sample
 from qdhuac.config import EmitterConfig
 from qdhuac.emitters.gradient import gradient_mutation
 from qdhuac.emitters.isoline import isoline
+from qdhuac.errors import UserError
 from qdhuac.learning.replay import Replay, ReplayState
 from qdhuac.types import (
     ACTOR,
@@ -29,6 +30,7 @@ from qdhuac.types import (
     Genotype,
     Individuals,
     Provenance,
+    Transition,
 )
 
 
@@ -131,12 +133,12 @@ def absorb(
     archive: Archive, replay: Replay, state: State, emission: Emission, evaluation: Evaluation
 ) -> tuple[State, Array, dict[str, Array]]:
     """The state after the offspring competed and their transitions were stored, and which rows those are [B, T]."""
+    check_results(state, emission, evaluation)
+    transitions, valid = check_transitions(replay, evaluation)
     offspring, good, counts = screen(emission, evaluation)
     kept, survived = archive.add(state.archive, offspring)
-    assert evaluation.transitions is not None
-    assert evaluation.valid is not None
-    rows = jax.tree.map(lambda x: x.reshape(-1, *x.shape[2:]), evaluation.transitions)
-    stored = evaluation.valid & good[:, None]
+    rows = jax.tree.map(lambda x: x.reshape(-1, *x.shape[2:]), transitions)
+    stored = valid & good[:, None]
     buffer = replay.add(state.replay, rows, stored.reshape(-1))
     statistics = operator_statistics(emission, evaluation, good, survived)
     key = jax.random.fold_in(state.key, 2)
@@ -162,7 +164,6 @@ def screen(emission: Emission, evaluation: Evaluation) -> tuple[Individuals, Arr
     bad = {"genotype": _any_bad(emission.genotypes, size)}
     if evaluation.transitions is not None:
         t, valid = evaluation.transitions, evaluation.valid
-        assert valid is not None
         columns = {"observation": (t.obs, t.next_obs, t.contacts), "action": t.action, "reward": (t.reward, t.terminal)}
         bad |= {name: _any_bad(leaves, size, valid) for name, leaves in columns.items()}
     bad |= {"fitness": _any_bad(evaluation.fitness, size), "descriptor": _any_bad(evaluation.descriptor, size)}
@@ -180,6 +181,38 @@ def screen(emission: Emission, evaluation: Evaluation) -> tuple[Individuals, Arr
         counts[f"rejected_{name}"] = jnp.sum(those & ~blamed)
         blamed |= those
     return offspring, good, counts
+
+
+def check_results(state: State, emission: Emission, evaluation: Evaluation) -> None:
+    """Refuse results that are not one for each genotype; only shapes, which are known before anything is computed."""
+    size = len(emission.provenance.id)
+    for name, rest in {"fitness": (), "steps": (), "descriptor": state.archive.descriptor.shape[1:]}.items():
+        _check_shape(name, getattr(evaluation, name), (size, *rest))
+    if evaluation.transitions is not None and evaluation.valid is None:
+        raise UserError("valid: missing; expected which steps of each episode were simulated [B, T]")
+
+
+def check_transitions(replay: Replay, evaluation: Evaluation) -> tuple[Transition, Array]:
+    """The episodes and which of their steps count, if they fit the rows of the replay buffer."""
+    t, valid = evaluation.transitions, evaluation.valid
+    if t is None or valid is None:
+        raise UserError("transitions: missing; this algorithm learns from every step of each episode")
+    sizes: dict[str, tuple[int, ...]] = {
+        "obs": (replay.obs_size,),
+        "action": (replay.action_size,),
+        "next_obs": (replay.obs_size,),
+    }
+    sizes |= {"reward": (), "terminal": ()} | ({"contacts": (replay.contacts,)} if replay.contacts else {})
+    shape = len(evaluation.fitness), jnp.shape(valid)[-1]
+    _check_shape("valid", valid, shape)
+    for name, rest in sizes.items():
+        _check_shape(f"transitions.{name}", getattr(t, name), (*shape, *rest))
+    return t, valid
+
+
+def _check_shape(name: str, array: Array | None, wanted: tuple[int, ...]) -> None:
+    if array is None or jnp.shape(array) != wanted:
+        raise UserError(f"{name}: expected shape {wanted}, got {None if array is None else jnp.shape(array)}")
 
 
 def operator_statistics(emission: Emission, evaluation: Evaluation, good: Array, survived: Array) -> dict[str, Array]:

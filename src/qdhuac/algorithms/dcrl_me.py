@@ -18,6 +18,8 @@ from qdhuac.algorithms.base import (
     Offspring,
     State,
     absorb,
+    check_results,
+    check_transitions,
     emission,
     empty_offspring_like,
     gradient_offspring,
@@ -75,9 +77,9 @@ class DCRLME:
 
     def tell(self, state: State, emission: Emission, evaluation: Evaluation) -> tuple[State, dict[str, Array]]:
         """The offspring compete for the archive; transitions are stored with descriptors and scaled rewards."""
-        assert evaluation.transitions is not None
         assert emission.target is not None
-        t = evaluation.transitions
+        check_results(state, emission, evaluation)
+        t, _ = check_transitions(dataclasses.replace(self.replay, obs_size=self.policy.obs_size), evaluation)
         # What is not finite in a descriptor rejects the rollout as such; here it must not spoil the count of rows.
         mine = jnp.nan_to_num(self.normalise(evaluation.descriptor))
         wanted = jnp.where(jnp.isnan(emission.target), mine, self.normalise(emission.target))  # [B, D]

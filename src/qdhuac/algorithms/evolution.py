@@ -12,7 +12,15 @@ from collections.abc import Callable
 import jax
 import jax.numpy as jnp
 
-from qdhuac.algorithms.base import Offspring, State, emission, empty_offspring_like, operator_statistics, screen
+from qdhuac.algorithms.base import (
+    Offspring,
+    State,
+    check_results,
+    emission,
+    empty_offspring_like,
+    operator_statistics,
+    screen,
+)
 from qdhuac.archives.common import sample
 from qdhuac.emitters.isoline import isoline
 from qdhuac.types import ISOLINE, Archive, Array, Emission, Evaluation, Genotype
@@ -46,6 +54,7 @@ class Evolution:
 
     def tell(self, state: State, emission: Emission, evaluation: Evaluation) -> tuple[State, dict[str, Array]]:
         """The children compete for the archive."""
+        check_results(state, emission, evaluation)
         offspring, good, counts = screen(emission, evaluation)
         archive, survived = self.archive.add(state.archive, offspring)
         statistics = operator_statistics(emission, evaluation, good, survived)

@@ -43,10 +43,15 @@ def interface(task: str, backend: str) -> dict[str, Any]:
     return {"control_rate_hz": round(1.0 / float(env.dt), 3), "observations": observations, "actions": actions}
 
 
-def unnamed(obs_size: int, action_size: int) -> dict[str, Any]:
-    """The same for a task of the user's own, of which the run folder knows no more than the sizes."""
+def unnamed(
+    obs_size: int, action_size: int, action_bounds: tuple[list[float], list[float]] | None = None
+) -> dict[str, Any]:
+    """The same for a task of the user's own, of which the run folder knows sizes and perhaps what actions stand for."""
     observations = [_range(f"obs_{i}", -math.inf, math.inf) for i in range(obs_size)]
     actions = [_range(f"action_{i}", -1.0, 1.0) for i in range(action_size)]
+    if action_bounds is not None:
+        for action, low, high in zip(actions, *action_bounds, strict=True):
+            action |= {"control_low": low, "control_high": high}
     return {"control_rate_hz": None, "observations": observations, "actions": actions}
 
 

@@ -1,6 +1,6 @@
 """Runs a policy that qdhuac exported. Needs NumPy and nothing else: copy this folder to the robot.
 
-In Python: ``action = Policy("folder")(observation)``. As a program: ``python run_policy.py`` reads one JSON list of
+In Python: ``action = Policy()(observation)``. As a program: ``python run_policy.py`` reads one JSON list of
 observations per line and answers each with a JSON list of actions.
 """
 
@@ -22,12 +22,14 @@ Layers = Sequence[tuple[np.ndarray, np.ndarray]]  # kernel [inputs, outputs] and
 class Policy:
     """A policy and its contract: what each observation and each action is, and how often it acts."""
 
-    def __init__(self, folder: str | Path) -> None:
+    def __init__(self, folder: str | Path = Path(__file__).parent) -> None:
         folder = Path(folder)
         self.contract: dict[str, Any] = json.loads((folder / CONTRACT).read_text())
         weights = (folder / WEIGHTS).read_bytes()
+        if not isinstance(self.contract, dict) or self.contract.get("sha256") != hashlib.sha256(weights).hexdigest():
+            raise ValueError(f"{CONTRACT}: sha256 is not that of {WEIGHTS}")
         self.layers = read_layers(weights)
-        check(self.contract, weights, self.layers)
+        check(self.contract, self.layers)
 
     def __call__(self, obs: Any) -> np.ndarray:
         """Actions between -1 and 1 for one observation [obs] or for many [..., obs]."""
@@ -59,28 +61,38 @@ def read_layers(data: bytes) -> Layers:
     return [(tensor(f"Dense_{i}/kernel"), tensor(f"Dense_{i}/bias")) for i in range(count)]
 
 
-def check(contract: dict[str, Any], weights: bytes, layers: Layers) -> None:
-    """Refuse a contract that is not the one of these weights."""
+def check(contract: dict[str, Any], layers: Layers) -> None:
+    """Refuse a contract that is not the one of these layers."""
+    hidden = [len(bias) for _, bias in layers[:-1]]
     facts = {
         "format": FORMAT,
         "normalisation": "none",
         "obs_size": len(layers[0][0]),
         "action_size": len(layers[-1][1]),
-        "sha256": hashlib.sha256(weights).hexdigest(),
+        "network": {"hidden": hidden, "activation": "relu", "output": "tanh"},
     }
     for name, fact in facts.items():
         if contract.get(name) != fact:
             raise ValueError(f"{CONTRACT}: {name} is {contract.get(name)!r}, but {WEIGHTS} needs {fact!r}")
     for name, size in (("observations", "obs_size"), ("actions", "action_size")):
-        if len(contract.get(name, ())) != contract[size]:
-            raise ValueError(f"{CONTRACT}: {name} has {len(contract.get(name, ()))} entries, expected {contract[size]}")
+        if not isinstance(contract.get(name), list) or len(contract[name]) != contract[size]:
+            raise ValueError(f"{CONTRACT}: {name} must be a list of {contract[size]}")
 
 
-def main() -> None:
-    policy = Policy(Path(__file__).parent)
-    for line in sys.stdin:
-        print(json.dumps(policy(json.loads(line)).tolist()), flush=True)
+def main() -> int:
+    try:
+        policy = Policy()
+        for line in sys.stdin:
+            if line.strip():
+                obs = np.asarray(json.loads(line), np.float32)
+                if not np.isfinite(obs).all():
+                    raise ValueError(f"obs: expected finite numbers, got {line.strip()}")
+                print(json.dumps(policy(obs).tolist()), flush=True)
+    except (OSError, TypeError, ValueError) as error:
+        print(f"run_policy: error: {error}", file=sys.stderr)
+        return 2
+    return 0
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main())

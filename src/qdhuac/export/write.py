@@ -23,7 +23,7 @@ ONNX, RUNNER, INDEX = "policy.onnx", "run_policy.py", "policies.json"
 
 
 def choose(run: Run, text: str) -> list[Policy]:
-    """The policies that `best`, a row of the archive, `nearest:0.3,0.7` or `all` means."""
+    """The policies that `best`, a row of the archive, `id:40`, `nearest:0.3,0.7` or `all` means."""
     kind, _, wanted = text.partition(":")
     try:
         if text == "best":
@@ -33,9 +33,11 @@ def choose(run: Run, text: str) -> list[Policy]:
             return run.policies
         if kind == "nearest":
             return [run.nearest([float(x) for x in wanted.split(",")])]
+        if kind == "id":
+            return [run.by_id(int(wanted))]
         return [run.policy(int(text))]
     except ValueError:
-        raise UserError(f"--policy {text!r}: expected best, all, a whole number, or nearest:0.3,0.7") from None
+        raise UserError(f"--policy {text!r}: expected best, all, a row, id:40, or nearest:0.3,0.7") from None
     except UserError as error:
         raise UserError(f"--policy {text}: {error}") from None
 
@@ -82,7 +84,8 @@ def make_contract(run: Run) -> dict[str, Any]:
         trained = {"observations": sizes["obs_size"], "actions": sizes["action_size"]}
     except (KeyError, TypeError):
         raise UserError(f"{run.folder.path}: its repertoire does not say which task it is for") from None
-    described = unnamed(*trained.values()) if name == OWN else interface(name, backend)
+    bounds = run.metadata.get("action_bounds")
+    described = unnamed(sizes["obs_size"], sizes["action_size"], bounds) if name == OWN else interface(name, backend)
     for kind, size in trained.items():
         if len(described[kind]) != size:
             raise UserError(

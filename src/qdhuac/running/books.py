@@ -252,6 +252,7 @@ class Books:
             "algorithm": self.config.algorithm,
             "policy": dataclasses.asdict(policy) if policy is not None else None,
             "descriptor_bounds": self.task.descriptor_bounds,
+            "action_bounds": getattr(self.task, "action_bounds", None),
             "reward_offset": self.task.reward_offset,
             "generation": self.counters.generation,
             "env_steps": self.counters.env_steps,

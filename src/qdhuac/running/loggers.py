@@ -8,6 +8,7 @@ from typing import Any, Protocol
 
 from qdhuac import config as configuration
 from qdhuac.config import Config, check_choice
+from qdhuac.errors import UserError
 from qdhuac.extras import require
 
 
@@ -41,13 +42,18 @@ class WeightsAndBiases:
     """A run in the project `qdhuac`; WANDB_MODE=offline keeps it in the folder `wandb` of the run."""
 
     def __init__(self, folder: Path, config: Config) -> None:
-        self._run = require("wandb", "wandb").init(
-            project="qdhuac",
-            name=folder.name,
-            dir=str(folder),
-            config=configuration.to_dict(config),
-            reinit="create_new",  # several seeds are several runs at a time
-        )
+        wandb = require("wandb", "wandb")
+        try:
+            self._run = wandb.init(
+                project="qdhuac",
+                name=folder.name,
+                dir=str(folder),
+                config=configuration.to_dict(config),
+                reinit="create_new",  # several seeds are several runs at a time
+            )
+        except Exception as error:  # whatever it is, the run has not begun
+            why = str(error).splitlines()[0] if str(error) else type(error).__name__
+            raise UserError(f"--log wandb: {why}; try wandb login, or WANDB_MODE=offline") from None
 
     def generation(self, line: Mapping[str, Any]) -> None:
         self._run.log({name: value for name, value in line.items() if value is not None}, step=line["generation"])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 from collections.abc import Mapping
 from pathlib import Path
@@ -11,8 +12,9 @@ from qdhuac import config, presets
 from qdhuac.config import Config
 from qdhuac.errors import UserError
 from qdhuac.results import Run, load_run
-from qdhuac.running import launch, repertoire
+from qdhuac.running import launch, loggers, repertoire
 from qdhuac.running.rundir import RunDir
+from qdhuac.tasks.own import Watched
 from qdhuac.types import Task
 
 
@@ -23,16 +25,24 @@ def train(
     algorithm: str = "qdhuac",
     preset: str = "laptop",
     settings: Mapping[str, Any] | None = None,
+    log: str | None = None,
 ) -> Run:
-    """A new run; `settings` are configuration keys, such as `{"run.env_steps": 50_000}`."""
+    """A new run; `settings` are configuration keys, such as `{"run.env_steps": 50_000}`; `log` as `--log`."""
+    loggers.check(log)
     fixed = {"task.name": config.OWN, "task.episode_length": task.episode_length}
     made = presets.make(algorithm, preset, {**(settings or {}), **fixed})
-    launch.train(made, Path(run_dir), task=task)
+    launch.train(made, Path(run_dir), task=Watched(task), log=log)
     return load_run(run_dir)
 
 
-def resume(task: Task, run_dir: str | os.PathLike[str], settings: Mapping[str, Any] | None = None) -> Run:
+def resume(
+    task: Task,
+    run_dir: str | os.PathLike[str],
+    settings: Mapping[str, Any] | None = None,
+    log: str | None = None,
+) -> Run:
     """Go on with a run of `train`; `settings` may change its goal, such as `{"run.env_steps": 100_000}`."""
+    loggers.check(log)
 
     def check(folder: RunDir, made: Config) -> None:
         if made.task.name != config.OWN:
@@ -42,17 +52,23 @@ def resume(task: Task, run_dir: str | os.PathLike[str], settings: Mapping[str, A
             raise UserError(f"task.episode_length: the run has {was}, the task has {now}")
         _check_spaces(folder, task)
 
-    launch.resume(Path(run_dir), dict(settings or {}), check=check, task=task)
+    launch.resume(Path(run_dir), dict(settings or {}), check=check, task=Watched(task), log=log)
     return load_run(run_dir)
 
 
 def _check_spaces(folder: RunDir, task: Any) -> None:
-    """Refuse a task whose observations or actions are not those that the run began with."""
+    """Refuse a task whose observations, actions or descriptors are not those that the run began with."""
     try:
-        trained = repertoire.find(folder)[1].get("policy") or {}
+        metadata = repertoire.find(folder)[1]
     except UserError:  # nothing has been saved yet
         return
-    for name in ("obs_size", "action_size"):
-        if name in trained and trained[name] != getattr(task.policy, name, None):
-            now = getattr(task.policy, name, None)
-            raise UserError(f"{name}: the run was trained with {trained[name]}, but the task has {now}")
+    now = {
+        **{name: getattr(task.policy, name, None) for name in ("obs_size", "action_size", "hidden")},
+        "descriptor_bounds": task.descriptor_bounds,
+        "action_bounds": getattr(task, "action_bounds", None),
+    }
+    trained = {**metadata, **(metadata.get("policy") or {})}
+    for name, value in now.items():
+        plain = json.loads(json.dumps(value))  # as it was stored: lists, not tuples
+        if name in trained and trained[name] != plain:
+            raise UserError(f"{name}: the run was trained with {trained[name]}, but the task has {plain}")

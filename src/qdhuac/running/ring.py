@@ -44,9 +44,9 @@ class Ring:
         self, state: RunState, emission: Emission, evaluation: Evaluation
     ) -> tuple[RunState, dict[str, Array], tuple[Array, Individuals]]:
         """How they fared; also the numbers for the metrics, and who is new in the archive."""
+        told, record = self.algorithm.tell(state.algorithm, emission, evaluation)  # refuses what does not fit
         offspring, _, _ = screen(emission, evaluation)
         grid = self.grid.add(state.grid, offspring.fitness, offspring.descriptor)
-        told, record = self.algorithm.tell(state.algorithm, emission, evaluation)
         record = {
             **scores(grid, self.offset),
             **archive_scores(told.archive.fitness, self.offset),

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
+from collections.abc import Iterator
 from typing import Any
 
 import jax
@@ -129,7 +131,7 @@ class Runner:
             emission, key = jax.block_until_ready(self._ask(self.state))
         if self.stopped:
             return
-        with timed(self.progress, [pending], "evaluate"):
+        with timed(self.progress, [pending], "evaluate"), self._kept():
             evaluation = self.task.evaluate(emission.genotypes, key, emission.exploration)
             evaluation = jax.block_until_ready(devices.of_leader(evaluation))
         if self.stopped:
@@ -139,6 +141,16 @@ class Runner:
             self.state, record, newcomers = self._tell(self.state, emission, evaluation)
             record, newcomers = jax.device_get((record, newcomers))
             self.books.told(pending, record, newcomers)
+
+    @contextlib.contextmanager
+    def _kept(self) -> Iterator[None]:
+        """Whatever a task of the user's own does, what has been learnt so far is not lost."""
+        try:
+            yield
+        except Exception:
+            if self.counters.generation and self.books.unsaved and jax.process_count() == 1:
+                self.save()
+            raise
 
     def _learn_what_is_owed(self, pending: Pending) -> bool:
         """The generation's updates, in chunks; False if a stop signal came before the last one."""

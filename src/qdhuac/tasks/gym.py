@@ -54,9 +54,13 @@ class GymnasiumTask:
         store_contacts: bool = False,
         workers: int | None = None,
     ) -> None:
-        bounds = own.check_options(descriptor_bounds, episode_length, after_termination)
-        if not callable(features) or not callable(describe):
+        bounds = own.check_options(descriptor_bounds, episode_length, after_termination, support, hidden)
+        if not callable(features):
             raise UserError("features: missing; give a function from the environment to what the descriptor is made of")
+        if not callable(describe):
+            raise UserError("describe: missing; give a function from the features of an episode to the descriptor")
+        if workers is not None and (type(workers) is not int or workers < 1):
+            raise UserError(f"workers={workers!r}: expected a whole number from 1")
         self.descriptor_bounds, self.support, self.reward_offset = bounds, support, reward_offset
         self.episode_length, self.after_termination = episode_length, after_termination
         self.describe, self.store_contacts = describe, store_contacts
@@ -74,6 +78,8 @@ class GymnasiumTask:
         if store_contacts:
             own.check_contacts(len(seen), bounds)
         self.obs_size, self.action_size = self._local.obs_size, self._local.action_size
+        space = self._local.env.action_space
+        self.action_bounds = space.low.tolist(), space.high.tolist()
         self.policy = Policy(self.obs_size, self.action_size, tuple(hidden))
 
     def evaluate(self, genotypes: Genotype, key: Array, exploration: Exploration | None = None) -> Evaluation:
@@ -94,7 +100,6 @@ class GymnasiumTask:
         descriptor = np.stack(
             [self._descriptor(r.features[r.living], f"of individual {i}") for i, r in enumerate(found)]
         )
-        own.check_inside(descriptor, self.descriptor_bounds)
         contacts = jnp.asarray(rows.features) if self.store_contacts else None
         columns = (rows.obs, rows.action, rows.reward, rows.terminal, rows.next_obs)
         return Evaluation(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
@@ -35,6 +36,7 @@ class Simulator:
     def __init__(self, make: Make, features: Features) -> None:
         self.env = require("gymnasium", "gymnasium").make(make) if isinstance(make, str) else make()
         self.features = features
+        self._features: int | None = None  # how many there are
         observed, acted = self.env.observation_space, self.env.action_space
         if getattr(observed, "shape", None) is None or len(observed.shape) != 1 or not hasattr(observed, "low"):
             raise UserError(
@@ -43,7 +45,10 @@ class Simulator:
             )
         if not hasattr(acted, "low") or len(acted.shape) != 1:
             raise UserError(f"action_space: expected a Box of one dimension, got {acted}")
-        if not (np.isfinite(acted.low).all() and np.isfinite(acted.high).all()):
+        if np.dtype(acted.dtype).kind != "f":
+            raise UserError(f"action_space: expected continuous actions, got {acted}")
+        # The largest number there is, is what some environments have for no bound.
+        if not max(np.abs(acted.low).max(), np.abs(acted.high).max()) < 1e38:
             raise UserError(
                 f"action_space: is unbounded, {acted}; gymnasium.wrappers.RescaleAction or ClipAction bounds it"
             )
@@ -67,6 +72,9 @@ class Simulator:
         found = np.asarray(self.features(self.env.unwrapped), np.float32)
         if found.ndim != 1:
             raise UserError(f"features: expected a list of numbers, got an array of shape {found.shape}")
+        if self._features not in (None, len(found)):
+            raise UserError(f"features: were {self._features} numbers at first, and are {len(found)} now")
+        self._features = len(found)
         return found
 
     def _observation(self, obs: Any) -> np.ndarray:
@@ -127,6 +135,7 @@ _simulator: Simulator | None = None
 def start(make: Make, features: Features) -> None:
     """Called once in each process."""
     global _simulator
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C goes to all; who asked for the episodes decides
     _simulator = Simulator(make, features)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 
@@ -14,15 +15,35 @@ Bounds = tuple[tuple[float, ...], tuple[float, ...]]
 
 
 def check_options(
-    descriptor_bounds: tuple[Sequence[float], Sequence[float]], episode_length: int, after_termination: str
+    descriptor_bounds: tuple[Sequence[float], Sequence[float]],
+    episode_length: int,
+    after_termination: str,
+    support: tuple[float, float],
+    hidden: Sequence[int],
 ) -> Bounds:
     """The bounds as numbers, if these options make sense."""
     check_choice("after_termination", after_termination, AFTER_TERMINATION)
-    low, high = (tuple(map(float, bound)) for bound in descriptor_bounds)
-    if not low or len(low) != len(high) or not all(a < b for a, b in zip(low, high, strict=True)):
+    low, high = _pair("descriptor_bounds", descriptor_bounds, "(lowest, highest), each with a number per dimension")
+    if low.ndim != 1 or not low.size or not np.all(low < high):
         raise UserError(f"descriptor_bounds={descriptor_bounds}: expected a low below a high for each dimension")
-    if episode_length < 1:
-        raise UserError(f"episode_length={episode_length!r}: must be at least 1")
+    worst, best = _pair("support", support, "(lowest, highest)")
+    if worst.ndim or not worst < best:
+        raise UserError(f"support={support}: expected a low below a high")
+    if type(episode_length) is not int or episode_length < 1:
+        raise UserError(f"episode_length={episode_length!r}: must be a whole number from 1")
+    if not isinstance(hidden, Sequence) or not hidden or not all(type(n) is int and n > 0 for n in hidden):
+        raise UserError(f"hidden={hidden!r}: expected the widths of the hidden layers, such as (256, 256)")
+    return tuple(low.tolist()), tuple(high.tolist())
+
+
+def _pair(name: str, value: Any, expected: str) -> tuple[np.ndarray, np.ndarray]:
+    """Two arrays of finite numbers, of the same shape."""
+    try:
+        low, high = (np.asarray(part, float) for part in value)
+    except (TypeError, ValueError):
+        raise UserError(f"{name}={value!r}: expected {expected}") from None
+    if low.shape != high.shape or not (np.isfinite(low).all() and np.isfinite(high).all()):
+        raise UserError(f"{name}={value!r}: expected {expected}, all of them finite")
     return low, high
 
 
@@ -50,3 +71,19 @@ def check_inside(descriptors: np.ndarray, bounds: Bounds) -> None:
         i = int(outside.argmax())
         found = descriptors[i].tolist()
         raise UserError(f"descriptor of individual {i}: {found} is outside of its bounds {bounds[0]} to {bounds[1]}")
+
+
+class Watched:
+    """The user's task. A descriptor outside of its bounds would end up in the archive."""
+
+    def __init__(self, task: Any) -> None:
+        self._task = task
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._task, name)
+
+    def evaluate(self, genotypes: Any, key: Any, exploration: Any = None) -> Any:
+        """As the task does, or a refusal."""
+        found = self._task.evaluate(genotypes, key, exploration)
+        check_inside(np.asarray(found.descriptor), self.descriptor_bounds)
+        return found
