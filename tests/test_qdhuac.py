@@ -13,6 +13,7 @@ from qdhuac import presets
 from qdhuac.algorithms import qdhuac
 from qdhuac.algorithms.base import gradient_offspring
 from qdhuac.archives.dns import DominatedNoveltyArchive
+from qdhuac.emitters import gradient
 from qdhuac.emitters.gradient import gradient_mutation
 from qdhuac.errors import UserError
 from qdhuac.running.build import build_algorithm
@@ -143,6 +144,34 @@ def test_gradient_mutation_is_adam_from_a_fresh_start():
         learning_rate=0.1,
     )
     np.testing.assert_allclose(children["w"], [[0.9, -1.9], [0.6, -0.1]], atol=1e-4)
+
+
+def test_gradient_mutation_of_many_parents_is_that_of_each_and_spares_memory():
+    weights = jax.random.normal(jax.random.key(1), (16, 512))
+
+    def mutate(key, parents):
+        return gradient_mutation(
+            key,
+            parents,
+            lambda key: jax.random.normal(key, (64, 16)),
+            lambda g, obs: jnp.mean(jnp.tanh((obs * g["w"]) @ weights)),
+            steps=2,
+            learning_rate=0.1,
+        )
+
+    def memory(n):
+        shapes = jax.random.key(0), {"w": jax.ShapeDtypeStruct((n, 16), jnp.float32)}
+        return jax.jit(mutate).lower(*shapes).compile().memory_analysis().temp_size_in_bytes
+
+    parents = {"w": jax.random.normal(jax.random.key(2), (70, 16))}
+    together = jax.jit(mutate)(jax.random.key(0), parents)["w"]
+    gradient.AT_ONCE, before = 1000, gradient.AT_ONCE
+    try:
+        at_once = jax.jit(lambda *x: mutate(*x))(jax.random.key(0), parents)["w"]
+    finally:
+        gradient.AT_ONCE = before
+    np.testing.assert_allclose(together, at_once, rtol=1e-5)
+    assert memory(320) < 2 * memory(32)
 
 
 def test_gradient_mutation_draws_new_states_for_every_step_and_parent():

@@ -10,6 +10,8 @@ import optax
 
 from qdhuac.types import Array, Genotype
 
+AT_ONCE = 32  # parents; each has its own minibatch in the critic, which for thousands would fill the memory
+
 
 def gradient_mutation(
     key: Array,
@@ -37,4 +39,8 @@ def gradient_mutation(
 
         return jax.lax.fori_loop(0, steps, step, (genotype, adam.init(genotype)))[0]
 
-    return jax.vmap(mutate)(jax.random.split(key, len(jax.tree.leaves(parents)[0])), parents)
+    size = len(jax.tree.leaves(parents)[0])
+    keys = jax.random.split(key, size)
+    if size <= AT_ONCE:
+        return jax.vmap(mutate)(keys, parents)
+    return jax.lax.map(lambda one: mutate(*one), (keys, parents), batch_size=AT_ONCE)
