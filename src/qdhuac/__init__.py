@@ -15,9 +15,14 @@ __version__ = "0.1.0"
 
 def load(run_dir: str | os.PathLike[str]) -> Run:
     """What a run has found: its archive, its policies and its metrics."""
+    import warnings
+
     from qdhuac.results import load_run  # NumPy is only imported by those who ask for it
 
-    return load_run(run_dir)
+    run = load_run(run_dir)
+    for text in run.folder.notes:  # such as that a damaged file was read from a checkpoint
+        warnings.warn(text, stacklevel=2)
+    return run
 
 
 def train(task: Task, run_dir: str | os.PathLike[str], **options: Any) -> Run:

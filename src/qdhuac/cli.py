@@ -129,12 +129,12 @@ def report(arguments: argparse.Namespace) -> int:
 
 def export(arguments: argparse.Namespace) -> int:
     """Policies of the archive for use elsewhere."""
-    import qdhuac
     from qdhuac.export import write
+    from qdhuac.results import load_run
 
     output = Path(arguments.output)
     write.check_output(output)
-    found = qdhuac.load(arguments.run_dir)
+    found = load_run(arguments.run_dir)
     policies = write.choose(found, arguments.policy)
     notes = write.export(found, policies, output, each=arguments.policy == "all")
     print(f"exported {len(policies)} of {len(found)} policies to {output}")
@@ -144,14 +144,15 @@ def export(arguments: argparse.Namespace) -> int:
 
 def adapt(arguments: argparse.Namespace) -> int:
     """Who of the archive still works on a damaged robot."""
-    import qdhuac
     from qdhuac.adaptation.damage import parse
     from qdhuac.extras import require
+    from qdhuac.results import load_run
 
     damages = parse(arguments.damage)
     trials = _whole_number("--trials", arguments.trials, 1, 100_000)
+    episodes = _whole_number("--episodes", arguments.episodes, 1, 1000)
     seed = _whole_number("--seed", arguments.seed, 0, 2**31 - 1)
-    found = qdhuac.load(arguments.run_dir)
+    found = load_run(arguments.run_dir)
     if found.config.task.name == config.OWN:
         raise UserError(f"{found.folder.path}: its task is your own, so qdhuac has no model of it to damage")
     if not len(found):
@@ -164,7 +165,7 @@ def adapt(arguments: argparse.Namespace) -> int:
     from qdhuac.adaptation.adapt import adapt as find
     from qdhuac.running.tables import print_adaptation
 
-    result = find(found, damages, trials=trials, seed=seed)
+    result = find(found, damages, trials=trials, episodes=episodes, seed=seed)
     if arguments.json:
         print(json.dumps(result, indent=1, allow_nan=False))
     else:
@@ -451,6 +452,7 @@ def _parser() -> Parser:
         help="a motor or limb and its strength from 0 to 1, or blocked; mass:BODY=FACTOR; friction=FACTOR",
     )
     sub.add_argument("--trials", default="10", metavar="N", help="at most so many trials, default 10")
+    sub.add_argument("--episodes", default="4", metavar="N", help="a trial is the mean of so many, default 4")
     sub.add_argument("--seed", default="0", metavar="N", help="seed of the starts, default 0")
     sub.add_argument("--json", action="store_true", help="one object instead of a table")
 

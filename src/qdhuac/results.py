@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 import itertools
 import os
-import warnings
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -130,7 +129,4 @@ def load_run(run_dir: str | os.PathLike[str]) -> Run:
     """Read a run folder; nothing of it is changed."""
     folder = RunDir.open(Path(run_dir))
     config = folder.read_config()
-    run = Run(folder, config, *repertoire.find(folder))
-    for text in folder.notes:
-        warnings.warn(text, stacklevel=2)
-    return run
+    return Run(folder, config, *repertoire.find(folder))
