@@ -5,8 +5,8 @@
 
 `measure` evaluates every individual of each archive after each damage and writes one line per run and damage. `draw`
 reads all files of a folder and lets three ways choose from what was measured: the search of `qdhuac adapt`, a random
-order, and the archive's best. A trial shows the mean of some episodes, others for each repetition; what a choice is
-worth is the mean of the episodes that were not shown. It prints the table of `docs/adaptation.md`.
+order, and the archive's best. A trial shows one episode, another one for each seed; what a choice is worth is the mean
+of the other episodes. It prints the table of `docs/adaptation.md`.
 """
 
 from __future__ import annotations
@@ -29,8 +29,7 @@ from qdhuac.running import repertoire
 from qdhuac.running.jax_setup import prepare_jax
 from qdhuac.tasks.locomotion import SPECS
 
-EPISODES, TRIALS, ORDERS = 8, 20, 200  # ORDERS: random ones for each repetition
-PER_TRIAL = 4  # episodes; the table also has the search with one
+EPISODES, TRIALS, ORDERS = 8, 20, 200  # ORDERS: random ones for each seed
 WAYS = {"ite": "Intelligent Trial and Error", "random": "random choice", "best": "the archive's best"}
 COLOURS = {"ite": "#0072b2", "random": "#d55e00", "best": "#009e73", "possible": "#7a7f87"}  # safe for the colour-blind
 DAMAGES = {
@@ -79,14 +78,13 @@ def evaluate(run: Any, damage: str) -> np.ndarray:
     return np.where(np.isfinite(fitness), fitness, run.fitness.min())
 
 
-def compare(line: dict[str, Any], per_trial: int) -> dict[str, Any]:
-    """By way, what the best of 1, 2, ... trials is worth [repetitions, TRIALS]; ITE's trials; the best there is."""
+def compare(line: dict[str, Any]) -> dict[str, Any]:
+    """By way, what the best of 1, 2, ... trials is worth [EPISODES, TRIALS]; how many ITE made; the best there is."""
     descriptor, before, after = (np.array(line[name]) for name in ("descriptor", "before", "after"))
     trials = min(TRIALS, len(before))
     found: dict[str, Any] = {"ite": [], "random": [], "best": [], "used": [], "possible": []}
-    for seed in range(0, len(after), per_trial):
-        mine = range(seed, seed + per_trial)
-        shown, worth = after[mine].mean(0), np.delete(after, mine, 0).mean(0)
+    for seed in range(len(after)):
+        shown, worth = after[seed], np.delete(after, seed, 0).mean(0)
 
         def curve(order: list[int], shown: np.ndarray = shown, worth: np.ndarray = worth) -> np.ndarray:
             chosen = [order[int(np.argmax(shown[order[: t + 1]]))] for t in range(len(order))]
@@ -111,12 +109,10 @@ def draw(source: Path, target: Path) -> None:
     height = -(-len(panels) // columns)
     figure = Figure(figsize=(9.5, 2.6 * height + 0.6), layout="constrained")
     grid = figure.subplots(height, columns, squeeze=False)
-    heads = ["robot", "damage", "archives", "archive's best", "random, 5 trials", "ITE", "its trials"]
-    print("| " + " | ".join([*heads, "ITE, 1 episode", "best there is"]) + " |\n" + "|---" * 9 + "|")
+    print("| robot | damage | archives | archive's best | random, 5 trials | ITE | its trials | best there is |")
+    print("|---" * 8 + "|")
     for axes, (robot, damage) in zip(grid.flat, panels, strict=False):
-        mine = [line for line in lines if (line["robot"], line["damage"]) == (robot, damage)]
-        here = [compare(line, PER_TRIAL) for line in mine]
-        hasty = np.concatenate([compare(line, 1)["ite"] for line in mine])[:, -1].mean()
+        here = [compare(line) for line in lines if (line["robot"], line["damage"]) == (robot, damage)]
         curves = {way: np.concatenate([found[way] for found in here]) for way in WAYS}  # [archives x seeds, trials]
         for way, label in WAYS.items():
             x = np.arange(1, curves[way].shape[1] + 1)
@@ -133,8 +129,7 @@ def draw(source: Path, target: Path) -> None:
         used = np.concatenate([found["used"] for found in here])
         numbers = " | ".join(f"{values.mean():,.0f}".replace(",", " ") for values in ends)
         trials = f"{used.mean():.1f} ({used.min()} to {used.max()})"
-        row = f"| {robot} | `{damage}` | {len(here)} | {numbers} | {trials} | {hasty:,.0f} | {possible:,.0f} |"
-        print(row.replace(",", " "))
+        print(f"| {robot} | `{damage}` | {len(here)} | {numbers} | {trials} | {possible:,.0f} |".replace(",", " "))
     for axes in grid.flat[len(panels) :]:
         axes.set_axis_off()
     handles, labels = grid[0][0].get_legend_handles_labels()

@@ -150,7 +150,6 @@ def adapt(arguments: argparse.Namespace) -> int:
 
     damages = parse(arguments.damage)
     trials = _whole_number("--trials", arguments.trials, 1, 100_000)
-    episodes = _whole_number("--episodes", arguments.episodes, 1, 1000)
     seed = _whole_number("--seed", arguments.seed, 0, 2**31 - 1)
     found = load_run(arguments.run_dir)
     if found.config.task.name == config.OWN:
@@ -165,7 +164,7 @@ def adapt(arguments: argparse.Namespace) -> int:
     from qdhuac.adaptation.adapt import adapt as find
     from qdhuac.running.tables import print_adaptation
 
-    result = find(found, damages, trials=trials, episodes=episodes, seed=seed)
+    result = find(found, damages, trials=trials, seed=seed)
     if arguments.json:
         print(json.dumps(result, indent=1, allow_nan=False))
     else:
@@ -452,7 +451,6 @@ def _parser() -> Parser:
         help="a motor or limb and its strength from 0 to 1, or blocked; mass:BODY=FACTOR; friction=FACTOR",
     )
     sub.add_argument("--trials", default="10", metavar="N", help="at most so many trials, default 10")
-    sub.add_argument("--episodes", default="4", metavar="N", help="a trial is the mean of so many, default 4")
     sub.add_argument("--seed", default="0", metavar="N", help="seed of the starts, default 0")
     sub.add_argument("--json", action="store_true", help="one object instead of a table")
 

@@ -40,21 +40,20 @@ def unit_descriptors(run: Run) -> np.ndarray:
     return (run.descriptor - low) / (high - low)
 
 
-def adapt(run: Run, damages: Sequence[Damage], *, trials: int, episodes: int, seed: int) -> dict[str, Any]:
-    """The trials and what they found; each is the mean of some episodes from starts of their own."""
+def adapt(run: Run, damages: Sequence[Damage], *, trials: int, seed: int) -> dict[str, Any]:
+    """The trials and what they found; each is one episode from a start of its own."""
     task, genotypes = damaged_task(run.config, damages, threads=1), repertoire.genotypes(run.archive)
     check_genotypes(task, genotypes, str(run.folder.path / REPERTOIRE))
 
     def attempt(index: int) -> float:
-        one = jax.tree.map(lambda leaf: np.repeat(leaf[index : index + 1], episodes, 0), genotypes)
-        return float(np.mean(task.evaluate(one, jax.random.fold_in(jax.random.key(seed), index)).fitness))
+        one = jax.tree.map(lambda leaf: leaf[index : index + 1], genotypes)
+        return float(task.evaluate(one, jax.random.fold_in(jax.random.key(seed), index)).fitness[0])
 
     done, enough = search(unit_descriptors(run), run.fitness, attempt, trials)
     return {
         "run": str(run.folder.path),
         "damage": [str(damage) for damage in damages],
         "seed": seed,
-        "episodes": episodes,
         "trials": [_row(run, trial) for trial in done],
         "best": _row(run, best(done)),
         "good_enough": enough,
