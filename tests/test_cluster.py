@@ -234,7 +234,9 @@ def test_a_run_that_somebody_else_stops_can_go_on_elsewhere(order, tmp_path, mon
 
 @pytest.mark.parametrize("how", ["file", "interrupt"])
 def test_a_run_is_stopped_by_a_file_or_by_an_interrupt_and_saves(order, tmp_path, how):
-    code = "import json, sys, stub_cluster; print(stub_cluster.work(json.loads(sys.argv[1])).code)"
+    # Whoever is started in the background may have been told to ignore SIGINT.
+    code = "import json, signal, sys, stub_cluster; signal.signal(signal.SIGINT, signal.default_int_handler); "
+    code += "print(stub_cluster.work(json.loads(sys.argv[1])).code)"
     environment = {**os.environ, "PYTHONPATH": PATHS, "STUB_HANG": "-s0-"}
     words = [sys.executable, "-c", code, json.dumps(order)]
     node = subprocess.Popen(words, env=environment, stdout=subprocess.PIPE, text=True)

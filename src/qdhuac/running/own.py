@@ -31,7 +31,8 @@ def train(
     loggers.check(log)
     fixed = {"task.name": config.OWN, "task.episode_length": task.episode_length}
     made = presets.make(algorithm, preset, {**(settings or {}), **fixed})
-    launch.train(made, Path(run_dir), task=Watched(task), log=log)
+    with Watched(task) as watched:
+        launch.train(made, Path(run_dir), task=watched, log=log)
     return load_run(run_dir)
 
 
@@ -52,7 +53,8 @@ def resume(
             raise UserError(f"task.episode_length: the run has {was}, the task has {now}")
         _check_spaces(folder, task)
 
-    launch.resume(Path(run_dir), dict(settings or {}), check=check, task=Watched(task), log=log)
+    with Watched(task) as watched:
+        launch.resume(Path(run_dir), dict(settings or {}), check=check, task=watched, log=log)
     return load_run(run_dir)
 
 

@@ -82,6 +82,12 @@ class Watched:
     def __getattr__(self, name: str) -> Any:
         return getattr(self._task, name)
 
+    def __enter__(self) -> Watched:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        getattr(self._task, "close", lambda: None)()  # processes that are left to Python's end are ended with noise
+
     def evaluate(self, genotypes: Any, key: Any, exploration: Any = None) -> Any:
         """As the task does, or a refusal."""
         found = self._task.evaluate(genotypes, key, exploration)
