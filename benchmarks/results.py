@@ -3,16 +3,20 @@
     python benchmarks/results.py collect RUN_DIR results/learning/NAME
     python benchmarks/results.py draw results/learning docs/img
     python benchmarks/results.py study ROOT results/studies
+    python benchmarks/results.py page results/studies docs/results.md
 
 `collect` keeps the configuration, the metrics and the archive as a table (fitness and descriptor), with the versions
 and the hash of the repertoire that the table came from. `draw` needs nothing but those. `study` does the same with
 every finished run of a root of studies, with fewer columns of metrics; `qdhuac report results/studies/NAME` reads it.
+`page` writes their tables into a page, wherever it has a line like `<!-- table: benchmark-laptop summary -->`.
 """
 
 from __future__ import annotations
 
 import csv
+import functools
 import json
+import re
 import shutil
 import sys
 from collections import defaultdict
@@ -26,6 +30,8 @@ from qdhuac.running import repertoire
 from qdhuac.running.files import sha256
 from qdhuac.running.rundir import CONFIG, METRICS, REPERTOIRE, RunDir
 from qdhuac.studies.folder import FINISHED, RUNS, STUDY, look, read
+from qdhuac.studies.report import markdown_table, shown_tables
+from qdhuac.studies.results import collect as collect_study
 
 KEPT = (
     *("generation", "env_steps", "gradient_updates", "qd_score", "coverage", "max_fitness", "qd_score_auc", "wall_s"),
@@ -86,6 +92,21 @@ def study(root: Path, target: Path) -> None:
                 print(run.name)
 
 
+TABLE = re.compile(r"(<!-- table: (\S+) (\S+) -->\n).*?(<!-- /table -->)", re.DOTALL)
+
+
+def filled(source: Path, text: str) -> str:
+    """A page with its tables made from the stored runs."""
+    tables = functools.cache(lambda name: shown_tables(collect_study(source / name)))
+    fill = lambda m: f"{m[1]}\n{markdown_table(*tables(m[2])[m[3]])}\n\n{m[4]}"  # noqa: E731
+    return TABLE.sub(fill, text)
+
+
+def page(source: Path, target: Path) -> None:
+    """Write the tables of a page anew."""
+    target.write_text(filled(source, target.read_text()))
+
+
 def draw(source: Path, target: Path) -> None:
     """The learning curves of all runs called `<algorithm>-...`, and the archive of the first QDHUAC run."""
     runs = defaultdict(list)
@@ -118,4 +139,4 @@ def draw(source: Path, target: Path) -> None:
 
 
 if __name__ == "__main__":
-    {"collect": collect, "draw": draw, "study": study}[sys.argv[1]](Path(sys.argv[2]), Path(sys.argv[3]))
+    {"collect": collect, "draw": draw, "study": study, "page": page}[sys.argv[1]](Path(sys.argv[2]), Path(sys.argv[3]))

@@ -68,6 +68,13 @@ def test_every_key_is_in_the_reference_with_its_meaning_and_its_bounds():
     assert line.split("|")[2:5] == [" 512 ", " 128 ", " 16 "]  # paper, laptop, smoke
 
 
+def test_the_tables_of_results_are_those_of_the_stored_runs():
+    text = (ROOT / "docs" / "results.md").read_text()
+    results = load(ROOT / "benchmarks" / "results.py")
+    assert text.count("<!-- table: ") == text.count("<!-- /table -->") > 0
+    assert results.filled(ROOT / "results" / "studies", text) == text  # python benchmarks/results.py page
+
+
 def test_the_code_beside_the_mathematics_is_there():
     text = (ROOT / "docs" / "algorithm.md").read_text()
     page = hooks.with_code(text)

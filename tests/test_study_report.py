@@ -83,6 +83,11 @@ def test_tables_hold_the_stored_numbers(root):
     assert cell == f"{results.short(mean)} ± {results.short(spread)}"
 
 
+def test_one_seed_has_no_standard_deviation(tmp_path):
+    _, rows = results.summary(collect(write_study(tmp_path, "normalisation", "smoke", 1)))
+    assert all(re.fullmatch(r"-?[\d.]+( [kMG])?", cell) for row in rows for cell in row[3:])
+
+
 def test_steps_to_reach_the_others_final_score(root):
     found = collect(write_study(root, "target", "smoke", 2))
     first, other = found.labels

@@ -28,7 +28,7 @@ STYLE = PAGE_STYLE + "figure { background: #fff } figure img { width: 100%; heig
 def write_report(folder: Path) -> tuple[Path, list[str]]:
     """Write everything into the study folder; returns the page, and what the reader should be told."""
     results = collect(folder)
-    shown = _tables(results)
+    shown = shown_tables(results)
     try:
         pictures = _figures(results, folder / "figures")
         _write(folder / "table.md", _markdown(results, shown))
@@ -41,7 +41,8 @@ def write_report(folder: Path) -> tuple[Path, list[str]]:
     return page, results.notes
 
 
-def _tables(results: Results) -> dict[str, Table]:
+def shown_tables(results: Results) -> dict[str, Table]:
+    """What is on the page of a study, by name."""
     shown = {"summary": tables.summary(results)}
     if results.study.name == "latency":
         shown["false_negatives"] = tables.false_negatives(results)
@@ -145,10 +146,15 @@ def _html_table(head: Iterable[str], rows: Iterable[Sequence[str]]) -> str:
 def _markdown(results: Results, shown: dict[str, Table]) -> str:
     out = [f"# {results.study.title}", f"Scale {results.scale}, {results.study.steps:,} steps."]
     for name, (head, rows) in shown.items():
-        lines = [" | ".join(cells) for cells in (head, ["---"] * len(head), *rows)]
-        out += [f"## {TITLES[name]}", "\n".join(f"| {line} |" for line in lines)]
+        out += [f"## {TITLES[name]}", markdown_table(head, rows)]
     out += [f"- {note}" for note in results.notes]
     return "\n\n".join(out) + "\n"
+
+
+def markdown_table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
+    """Lines of Markdown, the last one without its end."""
+    lines = [" | ".join(cells) for cells in (head, ["---"] * len(head), *rows)]
+    return "\n".join(f"| {line} |" for line in lines)
 
 
 def _csv(table: Table) -> str:

@@ -214,4 +214,5 @@ def short(value: float) -> str:
 
 
 def _spread(values: np.ndarray) -> str:
-    return f"{short(float(np.mean(values)))} ± {short(float(statistics.spread(values)))}"
+    mean = short(float(np.mean(values)))
+    return f"{mean} ± {short(float(statistics.spread(values)))}" if len(values) > 1 else mean
