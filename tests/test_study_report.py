@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import json
 import re
+import shutil
 import xml.etree.ElementTree as ET
 
 import numpy as np
@@ -67,6 +68,19 @@ def test_the_report_of_a_study_is_complete_and_self_contained(root, capsys):
     assert "Polyak 0.005" in (folder / "table.md").read_text()
     assert {row["folder"] for row in table(folder, "runs")} == {run.folder for run in collect(folder).runs}
     assert all(len(row["metrics_sha256"]) == 64 for row in table(folder, "runs"))
+
+
+def test_many_missing_runs_are_one_line_in_the_terminal_and_all_named_on_the_page(tmp_path, capsys):
+    folder = write_study(tmp_path, "normalisation", "smoke", 2)
+    gone = [run.folder for run in collect(folder).runs[1:]]
+    for name in gone:
+        shutil.rmtree(tmp_path / "runs" / name)
+    assert cli.main(["report", str(folder)]) == 0
+    assert capsys.readouterr().err == (
+        "warning: left out: 7 runs that are missing or have not come far enough; report.html names them\n"
+    )
+    page = (folder / "report.html").read_text()
+    assert all(f"is missing ({name})" in page for name in gone)
 
 
 def test_tables_hold_the_stored_numbers(root):

@@ -38,7 +38,10 @@ def write_report(folder: Path) -> tuple[Path, list[str]]:
         _write(page, _html(results, shown, pictures))
     except OSError as error:
         raise RunFailed(f"{folder}: cannot be written ({error.strerror or error})") from None
-    return page, results.notes
+    left_out = [f"left out: {text}" for text in results.unfinished]
+    if len(left_out) > 3:
+        left_out = [f"left out: {_count(results)}; {page.name} names them"]
+    return page, results.notes + left_out
 
 
 def shown_tables(results: Results) -> dict[str, Table]:
@@ -55,13 +58,15 @@ def shown_tables(results: Results) -> dict[str, Table]:
 
 
 def _figures(results: Results, folder: Path) -> dict[str, str]:
-    """Draw and save every figure; returns the SVGs by name."""
+    """Draw and save every figure; returns the SVGs by name, in their order."""
     from qdhuac.studies import figures
 
     folder.mkdir(parents=True, exist_ok=True)
+    drawn = {}
     for name, figure in figures.draw(results, _archives(results)):
         figures.save(figure, folder, name)
-    return {path.stem: path.read_text(encoding="utf-8") for path in sorted(folder.glob("*.svg"))}
+        drawn[name] = (folder / f"{name}.svg").read_text(encoding="utf-8")
+    return drawn
 
 
 def _archives(results: Results) -> dict[str, dict[str, Any]]:
@@ -111,7 +116,10 @@ def _html(results: Results, shown: dict[str, Table], pictures: dict[str, str]) -
         f"{len(results.runs)} runs, seeds {seeds[0]} to {seeds[-1]}</p>",
     ]
     if results.notes:
-        parts.append("<h2>Notes</h2><ul>" + "".join(f"<li>{escape(n)}</li>" for n in results.notes) + "</ul>")
+        parts.append("<h2>Notes</h2>" + _html_list(results.notes))
+    if results.unfinished:
+        names = _html_list(results.unfinished)
+        parts.append(f"<details><summary>Left out: {_count(results)}</summary>{names}</details>")
     for name, svg in pictures.items():
         data = base64.b64encode(svg.encode()).decode()
         caption = CAPTIONS.get(name, "First seed of each setting.")
@@ -137,6 +145,14 @@ def _html(results: Results, shown: dict[str, Table], pictures: dict[str, str]) -
     )
 
 
+def _count(results: Results) -> str:
+    return f"{len(results.unfinished)} runs that are missing or have not come far enough"
+
+
+def _html_list(lines: Iterable[str]) -> str:
+    return "<ul>" + "".join(f"<li>{escape(line)}</li>" for line in lines) + "</ul>"
+
+
 def _html_table(head: Iterable[str], rows: Iterable[Sequence[str]]) -> str:
     top = "".join(f"<th>{escape(h)}</th>" for h in head)
     body = "".join("<tr>" + "".join(f"<td>{escape(cell)}</td>" for cell in row) + "</tr>" for row in rows)
@@ -147,7 +163,7 @@ def _markdown(results: Results, shown: dict[str, Table]) -> str:
     out = [f"# {results.study.title}", f"Scale {results.scale}, {results.study.steps:,} steps."]
     for name, (head, rows) in shown.items():
         out += [f"## {TITLES[name]}", markdown_table(head, rows)]
-    out += [f"- {note}" for note in results.notes]
+    out += [f"- {note}" for note in (*results.notes, *(f"left out: {text}" for text in results.unfinished))]
     return "\n\n".join(out) + "\n"
 
 

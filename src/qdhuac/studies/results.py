@@ -22,14 +22,15 @@ Rows = Sequence[Mapping[str, Any]]
 
 @dataclasses.dataclass(frozen=True)
 class Results:
-    """Runs that reached the study's horizon, cut off there; and one line for each that is left out."""
+    """Runs that reached the study's horizon, cut off there; and one line for each that did not."""
 
     study: Study
     scale: str
     root: Path
     curves: dict[tuple[str, str], dict[int, Rows]]  # by task and setting, then by seed
     runs: list[Run]  # those in `curves`
-    notes: list[str]
+    unfinished: list[str]
+    notes: list[str]  # what else the reader should be told
 
     @property
     def tasks(self) -> list[str]:
@@ -82,7 +83,7 @@ def collect(folder: Path) -> Results:
     name, scale, runs, notes = read(folder)
     study = catalogue.study(name, scale)
     curves: dict[tuple[str, str], dict[int, Rows]] = {}
-    used = []
+    used, unfinished = [], []
     for run in runs:
         try:
             found = look(folder.absolute().parent, run)
@@ -91,7 +92,7 @@ def collect(folder: Path) -> Results:
             continue
         if found.steps < study.steps:
             reached = f"has {found.steps:,} of {study.steps:,} steps" if found.steps else "is missing"
-            notes.append(f"left out: {run.name} {reached} ({run.folder})")
+            unfinished.append(f"{run.name} {reached} ({run.folder})")
             continue
         if found.state != FINISHED:
             notes.append(f"still going on, but far enough for this study: {run.name} ({run.folder})")
@@ -102,7 +103,7 @@ def collect(folder: Path) -> Results:
         used.append(run)
     if not used:
         raise UserError(f"{folder}: no run of the study has reached {study.steps:,} steps yet; qdhuac study {name}")
-    results = Results(study, scale, folder.absolute().parent, curves, used, notes)
+    results = Results(study, scale, folder.absolute().parent, curves, used, unfinished, notes)
     if results.labels[0] != study.settings[0].label:
         notes.append(f"{study.settings[0].label} has no run yet: comparisons are with {results.labels[0]}")
     return results
