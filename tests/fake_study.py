@@ -60,19 +60,26 @@ def probes(truth, share, rng):
     return out
 
 
-def write_run(root, run, generations=10, archive=True):
-    """The run folder of a finished run, without checkpoints."""
+def write_run(root, run, generations=10, archive=True, versions="1.0"):
+    """The run folder of a finished run, without checkpoints; each generation has 8 newcomers, and all of them stay."""
     path = root / folder.RUNS / run.folder
+    rng, n, d = np.random.default_rng(run.seed), 8 * generations, FEET[run.task]
+    fitness, descriptor = rng.normal(500, 900, n), rng.random((n, d))
     with RunDir.create(path, run.config) as made:
         for line in metrics(run, generations):
             made.append_metrics(line)
+            new = np.arange(8 * line["generation"] - 8, 8 * line["generation"])
+            came = {"slot": new, "id": new, "parents": np.full((8, 2), -1), "operator": 0 * new}
+            came |= {"fitness": fitness[new], "descriptor": descriptor[new]}
+            made.append_history(line["generation"], {name: value.tolist() for name, value in came.items()})
     shutil.rmtree(path / "checkpoints")
     if archive:
-        rng, n, d = np.random.default_rng(run.seed), 80, FEET[run.task]
         who = Provenance(*(np.zeros(s, np.int32) for s in ((n,), (n, 2), (n,), (n,))))
-        found = Individuals({"x": np.zeros((n, 1), np.float32)}, rng.normal(500, 900, n), rng.random((n, d)), who)
+        found = Individuals({"x": np.zeros((n, 1), np.float32)}, fitness, descriptor, who)
         state = flatten({"algorithm": {"archive": found}})
-        repertoire.write(path / REPERTOIRE, state, {"descriptor_bounds": [[0.0] * d, [1.0] * d]})
+        repertoire.write(
+            path / REPERTOIRE, state, {"descriptor_bounds": [[0.0] * d, [1.0] * d], "versions": {"mujoco": versions}}
+        )
     return path
 
 

@@ -32,6 +32,7 @@ walk = functools.partial(
     descriptor_bounds=((0.0,), (1.0,)),
     support=(0.0, 50.0),
     episode_length=STEPS,
+    after_termination="reset",
     hidden=(8,),
     workers=1,
 )
@@ -187,6 +188,16 @@ def test_ctrl_c_in_a_terminal_saves_although_it_goes_to_every_process(tmp_path):
 def test_a_descriptor_that_is_not_a_number_is_a_failed_evaluation():
     task = GymnasiumTask(gym_envs.Walk, gym_envs.nowhere, **walk.keywords)
     assert np.isnan(task.evaluate(constant(task, 0.0), KEY).descriptor).all()
+
+
+def test_the_configuration_says_what_the_task_decides(tmp_path):
+    options = {**walk.keywords, "after_termination": "stop", "hidden": (8, 4)}
+    task = GymnasiumTask(gym_envs.Walk, gym_envs.position, **options)
+    run = qdhuac.train(task, tmp_path / "run", algorithm="dns", preset="smoke", settings={"run.generations": 1})
+    assert (run.config.task.after_termination, tuple(run.config.policy.hidden)) == ("stop", (8, 4))
+    with pytest.raises(UserError, match=r"policy\.hidden is decided by the task, which has \[8, 4\]"):
+        qdhuac.train(task, tmp_path / "other", settings={"policy.hidden": [16]})
+    assert not (tmp_path / "other").exists()
 
 
 @pytest.mark.parametrize("algorithm", ["qdhuac", "pga_me", "qd_pg", "dcrl_me"])

@@ -2,6 +2,8 @@
 
 import itertools
 import json
+import os
+import pty
 import shutil
 import signal
 import subprocess
@@ -263,6 +265,45 @@ def test_signals_reach_a_busy_run_and_handlers_come_back():
             signal.sigtimedwait([], 0.01)
         assert stop.exit_code == 130
     assert signal.getsignal(signal.SIGINT) is before
+
+
+HUNG_UP = """
+import os, pathlib, sys, time
+from qdhuac.running.stopping import Stop
+
+os.open(sys.argv[2], os.O_RDWR)  # the first terminal that the leader of a session opens is its own
+with Stop(lambda: print("stopping", flush=True)) as stop:
+    print("ready", flush=True)
+    for _ in range(3000):
+        if stop:
+            break
+        time.sleep(0.01)
+    print("saving", flush=True)
+    pathlib.Path(sys.argv[1]).write_text(str(stop.exit_code))
+"""
+
+
+def test_a_closed_terminal_is_a_polite_stop(tmp_path):
+    ours, theirs = pty.openpty()
+    words = [sys.executable, "-c", HUNG_UP, str(tmp_path / "code"), os.ttyname(theirs)]
+    process = subprocess.Popen(words, stdin=theirs, stdout=theirs, stderr=theirs, start_new_session=True)
+    os.close(theirs)
+    assert b"ready" in os.read(ours, 100)
+    os.close(ours)
+    assert process.wait(60) == 0
+    assert (tmp_path / "code").read_text() == "129"
+
+
+def test_what_ignores_a_hang_up_goes_on_doing_so():
+    before = signal.signal(signal.SIGHUP, signal.SIG_IGN)  # as nohup does
+    try:
+        with Stop() as stop:
+            signal.raise_signal(signal.SIGHUP)
+            signal.sigtimedwait([], 0.1)
+            assert not stop
+        assert signal.getsignal(signal.SIGHUP) is signal.SIG_IGN
+    finally:
+        signal.signal(signal.SIGHUP, before)
 
 
 def test_not_a_metrics_file(make_runner):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import os
 import shutil
@@ -16,6 +17,8 @@ from fake_study import write_run, write_study
 
 from qdhuac import __version__, cli, config
 from qdhuac.errors import UserError
+from qdhuac.running import checkpoint
+from qdhuac.running.rundir import RunDir
 from qdhuac.studies import catalogue, cost, folder, jobs
 from qdhuac.studies.catalogue import STUDIES
 from qdhuac.studies.folder import FINISHED, MISSING, STARTED, look
@@ -41,6 +44,13 @@ def runs():
 def logs(root):
     """How often each run was begun."""
     return {path.stem: path.read_text().count("$ ") for path in (root / "logs").iterdir()}
+
+
+def wait_for(condition):
+    deadline = time.monotonic() + 120
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
 
 
 # Which runs
@@ -83,9 +93,16 @@ def test_studies_share_the_run_that_they_have_in_common():
     assert plain["components"]["QDHUAC"].steps < 60_000
 
 
-def test_the_benchmark_compares_at_equal_steps_and_separates_updates_from_algorithms():
+@pytest.mark.parametrize("scale", catalogue.SCALES)
+def test_the_benchmark_counts_steps_alike_for_all(scale):
+    for task in catalogue.TASKS:
+        settings = [r for r in catalogue.runs("benchmark", scale, 1) if r.task == task]
+        assert len({r.steps for r in settings}) == 1
+        assert len({(c.after_termination, c.backend, c.episode_length) for c in (r.config.task for r in settings)}) == 1
+
+
+def test_the_benchmark_separates_updates_from_algorithms():
     settings = {r.label: r.config for r in catalogue.runs("benchmark", "laptop", 1) if r.task == "ant"}
-    assert len({c.run.env_steps for c in settings.values()}) == 1
     assert settings["PGA-ME, matched updates"].learner.utd == settings["QDHUAC"].learner.utd == 1.0
     assert settings["PGA-ME"].learner.utd == 0.03
     assert max(r.config.learner.utd for r in catalogue.runs("utd", "laptop", 1)) >= 10
@@ -145,11 +162,7 @@ def test_a_signal_lets_every_run_save_and_the_same_command_goes_on(stub, tmp_pat
     environment = {**os.environ, "STUB_HANG": "-qdhuac-s"}
     process = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True, env=environment)
     first = [tmp_path / "runs" / run.folder for run in runs()[:2]]
-    deadline = time.monotonic() + 120
-    while not all((path / "waiting").exists() for path in first):
-        assert time.monotonic() < deadline
-        assert process.poll() is None
-        time.sleep(0.05)
+    wait_for(lambda: all((path / "waiting").exists() for path in first))
     process.send_signal(number)
     out, _ = process.communicate(timeout=120)
     assert process.returncode == 128 + number
@@ -161,6 +174,22 @@ def test_a_signal_lets_every_run_save_and_the_same_command_goes_on(stub, tmp_pat
     for run in runs():
         rows = look(tmp_path, run).rows
         assert [row["generation"] for row in rows] == [1, 2, 3, 4]
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="only Linux tells a process that its parent has gone")
+def test_runs_save_and_stop_when_the_study_is_killed(stub, tmp_path):
+    code = f"from qdhuac.studies import jobs; jobs.COMMAND = {STUB!r}; from qdhuac.cli import main; "
+    code += f"main({[*STUDY, str(tmp_path)]!r})"
+    environment = {**os.environ, "STUB_HANG": "-qdhuac-s"}
+    process = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.DEVNULL, env=environment)
+    first = [tmp_path / "runs" / run.folder for run in runs()[:2]]
+    wait_for(lambda: all((path / "waiting").exists() for path in first))
+    process.kill()
+    process.wait()
+    pids = [int((path / "waiting").read_text()) for path in first]
+    wait_for(lambda: not any(Path(f"/proc/{pid}").exists() for pid in pids))
+    for path in first:
+        assert checkpoint.newest(path / "checkpoints").record["counters"]["generation"] == 2
 
 
 def test_a_run_that_only_lacks_its_report_is_not_resumed(tmp_path, monkeypatch):
@@ -203,6 +232,22 @@ def test_time_is_estimated_from_runs_that_are_there():
     assert cost.seconds(run, half, [measured]) == pytest.approx(cost.START + 3 * (80 + 7 + 1))
     assert cost.seconds(run, folder.Found(FINISHED), [measured]) == 0
     assert cost.sample(run.config, rows[:1]) is None
+    assert cost.sample(run.config, [{"generation": 1}, {"generation": 2}]) is None  # compact metrics have no times
+    slow = dataclasses.replace(measured, task="ant", step=1.0)
+    assert cost.seconds(run, missing, [measured, slow]) == cost.seconds(run, missing, [measured])  # same robot first
+
+
+def test_a_calibration_that_failed_is_named_and_made_again(stub, tmp_path, capsys, monkeypatch):
+    monkeypatch.setenv("STUB_FAIL", "smoke-qdhuac")
+    assert study(tmp_path, "--dry-run") == 0
+    out = capsys.readouterr().out
+    assert "calibration failed: the wheels came off" in out
+    assert "time left: unknown" in out
+    monkeypatch.delenv("STUB_FAIL")
+    assert study(tmp_path, "--dry-run") == 0
+    assert "time left: about" in capsys.readouterr().out
+    assert study(tmp_path, "--dry-run") == 0
+    assert "calibration:" not in capsys.readouterr().out
 
 
 def test_more_work_is_more_time():
@@ -302,6 +347,17 @@ def test_a_longer_run_is_cut_off_at_the_horizon_of_the_study(tmp_path):
     made = write_study(tmp_path, "components", "laptop", 1, archive=False)
     found = collect(made)
     assert found.curves["halfcheetah", "QDHUAC"][0][-1]["env_steps"] == found.study.steps == 30_000
+
+
+def test_damaged_metrics_that_a_checkpoint_has_are_told_and_used(tmp_path):
+    made = write_study(tmp_path, "target", "smoke", 1, archive=False)
+    path = tmp_path / "runs" / runs()[0].folder
+    opened = RunDir.open(path)
+    checkpoint.save(path / "checkpoints", checkpoint.name(10, 0), {}, opened.texts(), None)
+    (path / "metrics.jsonl").write_text("{}\n")
+    found = collect(made)
+    assert len(found.runs) == 2
+    assert any(str(path) in note and "using the copy in the newest checkpoint" in note for note in found.notes)
 
 
 def test_another_reference_is_named(tmp_path):

@@ -10,20 +10,21 @@ import xml.etree.ElementTree as ET
 
 import numpy as np
 import pytest
-from fake_study import write_study
+from fake_study import write_run, write_study
 
-from qdhuac import cli
-from qdhuac.studies import figures, results
+from qdhuac import cli, config
+from qdhuac.running.rundir import RunDir
+from qdhuac.studies import catalogue, figures, report, results
 from qdhuac.studies.results import MEASURES, collect
 
 FIGURES = {
-    "benchmark": {"curves", "aggregate", "profiles", *(f"archives-{t}" for t in figures.NAMES)},
+    "benchmark": {"curves", "aggregate", "profiles", *(f"archives-{t}" for t in results.NAMES)},
     "latency": {"latency", "curves"},
-    "utd": {"utd"},
+    "utd": {"utd", "curves-normalised", "curves-unnormalised"},
     "normalisation": {"curves", "relative", "final"},
     "archive": {"curves", "relative", "final", "archives-halfcheetah", "archives-humanoid"},
     "target": {"curves", "relative", "final"},
-    "components": {"final"},
+    "components": {"final", "curves-1", "relative-1", "curves-2", "relative-2"},
 }
 
 
@@ -110,10 +111,92 @@ def test_steps_to_reach_the_others_final_score(root):
     found.curves["halfcheetah", first] = {0: rows, 1: rows}
     found.curves["halfcheetah", other] = {0: slow, 1: slow}
     _, table = results.efficiency(found)
-    assert table[0] == ["halfcheetah", other, "max fitness", "150", "2 of 2", "200", "3.0"]
+    assert table[0] == ["HalfCheetah", other, "max fitness", "150", "600", "2 of 2", "200", "3"]
+    early = [{"env_steps": s, **dict.fromkeys(MEASURES, 150.0)} for s in (100, 200, 600)]  # and then no more
+    found.curves["halfcheetah", other] = {0: early, 1: early}
+    assert results.efficiency(found)[1][0][3:] == ["150", "100", "2 of 2", "200", "0.5"]
     found.curves["halfcheetah", first] = {0: slow, 1: rows}  # one of two is not a majority
     found.curves["halfcheetah", other] = {0: rows, 1: rows}
-    assert results.efficiency(found)[1][0][4:] == ["1 of 2", "not reached", ""]
+    assert results.efficiency(found)[1][0][4:] == ["600", "1 of 2", "not reached", ""]
+
+
+def test_the_chance_of_being_better_is_the_references(root):
+    found = collect(write_study(root, "target", "smoke", 2))
+    first, other = found.labels
+    for label, value in ((first, 5.0), (other, 1.0)):
+        found.curves["halfcheetah", label] = {
+            seed: [{"env_steps": 600, **dict.fromkeys(MEASURES, value)}] for seed in (0, 1)
+        }
+    _, rows = results.aggregate(found)
+    assert rows[0] == ["QD score", first, "2", "1.00 [1.00, 1.00]", ""]
+    assert rows[1] == ["QD score", other, "2", "0.00 [0.00, 0.00]", "1.00 [1.00, 1.00]"]
+    for label in (first, other):
+        del found.curves["halfcheetah", label][1]
+    assert results.aggregate(found)[1][1][2:] == ["1", "0.00", "1.00"]  # one seed has no interval
+
+
+def test_a_generation_that_ends_beyond_the_horizon_does_not_count():
+    rows = [
+        {"generation": i, "env_steps": s, "coverage": 0.1 * i, "qd_score": 2.0 * i, "max_fitness": 5.0 * i}
+        | {"qd_score_auc": 100.0 * i, "probe_high": 3}
+        for i, s in ((1, 40), (2, 90), (3, 130))
+    ]
+    *kept, last = results.cut(rows, 100)
+    assert kept == rows[:2]
+    assert (last["env_steps"], last["max_fitness"], last["coverage"]) == (100, 10.0, 0.2)
+    assert last["qd_score_auc"] == 200.0 + 10 * 4.0  # the QD score of 4 holds for 10 steps more
+    assert "probe_high" not in last  # nobody is counted twice
+    assert results.cut(rows, 90) == rows[:2]
+    assert results.cut(rows, 130) == rows
+    assert results.cut(rows, 39) == []
+
+
+def test_an_area_grows_between_generations_and_a_score_does_not(root):
+    found = collect(write_study(root, "target", "smoke", 2))
+    label = found.labels[0]
+    for seed, steps in ((0, (100, 200)), (1, (150, 250))):
+        found.curves["halfcheetah", label][seed] = [
+            {"env_steps": s, "qd_score": float(s), "qd_score_auc": float(s)} for s in steps
+        ]
+    steps, area = found.curve("halfcheetah", label, "qd_score_auc")
+    assert steps.tolist() == [100, 150, 200, 250]
+    np.testing.assert_array_equal(area, [[100, 150, 200, 200], [np.nan, 150, 200, 250]])
+    _, score = found.curve("halfcheetah", label, "qd_score")
+    np.testing.assert_array_equal(score, [[100, 100, 200, 200], [np.nan, 150, 150, 250]])
+    _, total = found.curve("halfcheetah", label, "qd_score", summed=True)
+    np.testing.assert_array_equal(total, [[100, 100, 300, 300], [np.nan, 150, 150, 400]])
+
+
+def test_pictures_show_archives_at_the_horizon_of_the_study(tmp_path):
+    found = collect(write_study(tmp_path, "archive", "laptop", 1))
+    archives = report._archives(found)
+    # DNS on HalfCheetah is QDHUAC of the benchmark: ten generations until 60 000 steps, and this study ends at 40 000.
+    assert len(archives["halfcheetah"]["DNS"][1]) == 8 * 6
+    assert len(archives["halfcheetah"]["MAP-Elites"][1]) == 8 * 10
+
+
+def test_runs_of_different_physics_or_versions_are_named(tmp_path):
+    made = write_study(tmp_path, "target", "paper", 1, versions="3.1")
+    assert collect(made).notes == []
+    path = tmp_path / "runs" / collect(made).runs[1].folder
+    settings = RunDir.open(path).read_config()
+    RunDir.open(path).write_config(config.replace(settings, {"task.backend": "native"}))
+    (note,) = collect(made).notes
+    assert "different physics" in note
+    assert path.name in note
+    shutil.rmtree(path)
+    write_run(tmp_path, catalogue.runs("target", "paper", 1)[1], versions="3.2")
+    (note,) = collect(made).notes
+    assert "different versions" in note
+    assert "mujoco 3.2 (1 runs, as " + path.name in note
+
+
+def test_seeds_that_not_every_setting_has_are_named(tmp_path):
+    made = write_study(tmp_path, "target", "smoke", 2)
+    shutil.rmtree(tmp_path / "runs" / collect(made).runs[-1].folder)
+    found = collect(made)
+    assert any("of seeds 0 alone" in note for note in found.notes)
+    assert {row[2] for row in results.aggregate(found)[1]} == {"1"}
 
 
 def test_false_negatives_are_pooled_over_all_runs(root):
@@ -127,14 +210,19 @@ def test_false_negatives_are_pooled_over_all_runs(root):
     assert table[0][1:] == ["4", "25.0 %", "75.0 %", "1.50"]
 
 
-def test_a_relative_curve_of_the_reference_is_one(root):
+def test_a_relative_curve_is_a_share_of_the_reference(root):
     found = collect(write_study(root, "target", "smoke", 2))
-    axes = figures.curves(found, relative=True).axes[0]
-    mean = next(line for line in axes.lines if line.get_label() == found.labels[0])
-    np.testing.assert_allclose(mean.get_ydata(), 1.0)
+    first, other = found.labels
+    axes = figures.curves(found, found.labels, relative=True).axes[0]
+    means = {line.get_label(): line.get_ydata() for line in axes.lines}
+    np.testing.assert_allclose(means[first], 1.0)
+    share = [found.curve("halfcheetah", label, "qd_score")[1].mean(axis=0) for label in (other, first)]
+    np.testing.assert_allclose(means[other], share[0] / share[1])
 
 
-def test_no_two_lines_of_a_figure_differ_in_colour_alone():
-    styles = [(figures.DASHES[i % len(figures.DASHES)], figures.MARKERS[i % len(figures.MARKERS)]) for i in range(7)]
-    assert len(set(map(str, styles))) == 7
-    assert len(set(figures.COLOURS[:7])) == 7
+@pytest.mark.parametrize("draw", [lambda f: figures.curves(f, f.labels), figures.profiles])
+def test_no_two_means_of_a_figure_differ_in_colour_alone(root, draw):
+    found = collect(write_study(root, "benchmark", "smoke", 2))
+    for axes in draw(found).axes:
+        means = [line for line in axes.lines if line.get_label() in found.labels]
+        assert len({line.get_marker() for line in means}) == len({line.get_color() for line in means}) == 6

@@ -29,7 +29,13 @@ def train(
 ) -> Run:
     """A new run; `settings` are configuration keys, such as `{"run.env_steps": 50_000}`; `log` as `--log`."""
     loggers.check(log)
-    fixed = {"task.name": config.OWN, "task.episode_length": task.episode_length}
+    fixed: dict[str, Any] = {"task.name": config.OWN, "task.episode_length": task.episode_length}
+    if hasattr(task, "after_termination"):
+        fixed["task.after_termination"] = task.after_termination
+    if hidden := getattr(getattr(task, "policy", None), "hidden", None):
+        fixed["policy.hidden"] = list(hidden)
+    for key in fixed.keys() & (settings or {}).keys():
+        raise UserError(f"settings: {key} is decided by the task, which has {fixed[key]!r}")
     made = presets.make(algorithm, preset, {**(settings or {}), **fixed})
     with Watched(task) as watched:
         launch.train(made, Path(run_dir), task=watched, log=log)

@@ -1,17 +1,18 @@
-"""Ctrl-C and SIGTERM: a polite stop first, an immediate end the second time."""
+"""Ctrl-C, SIGTERM and a closed terminal: a polite stop first, an immediate end the second time."""
 
 from __future__ import annotations
 
 import os
 import signal
 import socket
+import stat
 import sys
 import threading
 from collections.abc import Callable
 from types import TracebackType
 from typing import Any
 
-SIGNALS = (signal.SIGINT, signal.SIGTERM)
+SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
 class Stop:
@@ -34,7 +35,7 @@ class Stop:
 
     @property
     def exit_code(self) -> int:
-        """What shells expect of a process that a signal ended: 130 for Ctrl-C, 143 for SIGTERM; else 0."""
+        """What shells expect of a process that a signal ended: 130 for Ctrl-C, 143 for SIGTERM, 129; else 0."""
         number = self.signal or self.elsewhere
         return 128 + number if number else 0
 
@@ -53,7 +54,8 @@ class Stop:
         reader, writer = self._sockets = socket.socketpair()
         writer.setblocking(False)
         for number in SIGNALS:
-            self._previous[number] = signal.signal(number, lambda *_: None)
+            if number != signal.SIGHUP or signal.getsignal(number) is not signal.SIG_IGN:  # as nohup has it
+                self._previous[number] = signal.signal(number, lambda *_: None)
         self._wakeup = signal.set_wakeup_fd(writer.fileno(), warn_on_full_buffer=False)
         threading.Thread(target=self._listen, args=(reader,), name="qdhuac-signals", daemon=True).start()
         return self
@@ -72,5 +74,16 @@ class Stop:
         with reader:
             while numbers := reader.recv(16):
                 for number in numbers:
+                    if number == signal.SIGHUP:
+                        _leave_terminal()
                     if number in SIGNALS:
                         self.request(number)
+
+
+def _leave_terminal() -> None:
+    """Whatever is said from here on goes nowhere: writing to a terminal that has been closed is an error."""
+    nowhere = os.open(os.devnull, os.O_RDWR)
+    for number in (1, 2):
+        if stat.S_ISCHR(os.fstat(number).st_mode):
+            os.dup2(nowhere, number)
+    os.close(nowhere)

@@ -28,7 +28,7 @@ SMOKE_STEPS = 600  # 5 generations of preset smoke
 _COMMON: dict[str, dict[str, Any]] = {
     "smoke": {"task.backend": "native"},
     "laptop": {"task.backend": "native", "task.after_termination": "stop", "replay.capacity": 120_000},
-    "paper": {},
+    "paper": {"task.after_termination": "reset"},
 }
 
 

@@ -6,13 +6,13 @@ import dataclasses
 import itertools
 import json
 import shutil
-import subprocess
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from qdhuac.config import BASELINES, LEARNING_ALGORITHMS, Config
 from qdhuac.running.progress import duration
+from qdhuac.running.rundir import METRICS
 from qdhuac.studies import jobs
 from qdhuac.studies.catalogue import Run, arguments
 from qdhuac.studies.folder import FINISHED, Found
@@ -20,7 +20,7 @@ from qdhuac.studies.folder import FINISHED, Found
 INPUTS = {"hopper": 14, "walker2d": 23, "halfcheetah": 23, "ant": 35, "humanoid": 261}  # observation and action
 START = 25.0  # seconds of a process before its first generation: imports and compilation
 # 100 updates per generation; and few steps of gradient mutation, for which the time is scaled up again.
-GRADIENT_STEPS = 50
+GENERATIONS, GRADIENT_STEPS = 3, 50
 CALIBRATION = {
     "run.chunk": 100,
     "task.episode_length": 100,
@@ -34,6 +34,7 @@ class Sample:
     """How long the parts of a run took."""
 
     family: str
+    task: str
     work: float  # of one update
     ask: float  # seconds per environment step, as the next one
     step: float  # seconds per environment step
@@ -66,14 +67,17 @@ def updates(run: Run) -> int:
 
 def sample(config: Config, rows: Sequence[Mapping[str, Any]]) -> Sample | None:
     """What a run's metrics say about its speed; its first generation compiles, so it does not count."""
-    if len(rows) < 2:
+    parts = ("ask", "evaluate", "tell", "learn")
+    needed = {"gradient_updates", *(f"time_{part}" for part in parts)}
+    if len(rows) < 2 or any(needed - row.keys() for row in rows):
         return None
     first, later = rows[0], rows[1:]
     done = later[-1]["gradient_updates"] - first["gradient_updates"]
     steps = later[-1]["env_steps"] - first["env_steps"]
-    time = {name: sum(row[f"time_{name}"] for row in later) for name in ("ask", "evaluate", "tell", "learn")}
+    time = {name: sum(row[f"time_{name}"] for row in later) for name in parts}
     return Sample(
         family(config),
+        config.task.name,
         work(config),
         time["ask"] / steps,
         (time["evaluate"] + time["tell"]) / steps,
@@ -86,6 +90,7 @@ def seconds(run: Run, found: Found, samples: Sequence[Sample]) -> float:
     if found.state == FINISHED:
         return 0.0
     mine = [s for s in samples if s.family == family(run.config)]
+    mine = [s for s in mine if s.task == run.task] or mine
     alike = [s for s in mine if s.work == work(run.config)] or mine
     share = 1.0 - min(1.0, found.steps / run.config.run.env_steps)
 
@@ -111,8 +116,9 @@ def samples(
     for name, run in lacking.items():
         measured = sample(run.config, _calibrate(root / "calibration" / f"{scale}-{name}", run))
         if measured is not None:
-            # Mutations are asked for once per generation, which is shorter here. (Where robots fall early it is too.)
-            many = CALIBRATION["task.episode_length"] / run.config.task.episode_length
+            # Mutations are asked for once per generation, which is shorter here; where robots fall it always is.
+            falls = run.config.task.after_termination == "stop" and run.task != "halfcheetah"
+            many = 1.0 if falls else CALIBRATION["task.episode_length"] / run.config.task.episode_length
             many *= run.config.emitter.gradient_steps / GRADIENT_STEPS if measured.work else 1.0
             have.append(dataclasses.replace(measured, ask=many * measured.ask))
     return have
@@ -141,25 +147,34 @@ def table(runs: Sequence[Run], found: Sequence[Found], timings: Sequence[Sample]
 
 def _calibrate(folder: Path, run: Run) -> list[dict[str, Any]]:
     """The metrics of three short generations, made anew unless they are there; none if that fails."""
-    try:
-        return [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
-    except (OSError, ValueError):
-        shutil.rmtree(folder, ignore_errors=True)
+    if len(rows := _lines(folder)) >= GENERATIONS:
+        return rows
+    shutil.rmtree(folder, ignore_errors=True)
     print(f"calibration: three short generations of {run.config.algorithm}", flush=True)
     words = arguments(run)
-    words[words.index("--env-steps") : words.index("--env-steps") + 2] = ["--generations", "3"]
+    words[words.index("--env-steps") : words.index("--env-steps") + 2] = ["--generations", str(GENERATIONS)]
     values = [f"{key}={value}" for key, value in CALIBRATION.items()]
     core = next(iter(jobs.cores()), None)
     folder.parent.mkdir(parents=True, exist_ok=True)
     words = [*jobs.COMMAND, "train", *words, "--run-dir", str(folder), "--set", *values]
-    process = jobs.start(words, core, subprocess.DEVNULL)
-    try:
-        process.wait()
-    except KeyboardInterrupt:
-        process.terminate()
-        process.wait()
-        raise
+    log = folder.with_suffix(".log")
+    with log.open("wb") as out:
+        process = jobs.start(words, core, out)
+        try:
+            process.wait()
+        except KeyboardInterrupt:
+            process.terminate()
+            process.wait()
+            raise
     if process.returncode != 0:
+        print(f"calibration failed: {jobs.last_line(log)} (see {log})", flush=True)
         return []
     shutil.rmtree(folder / "checkpoints", ignore_errors=True)
-    return [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+    return _lines(folder)
+
+
+def _lines(folder: Path) -> list[dict[str, Any]]:
+    try:
+        return [json.loads(line) for line in (folder / METRICS).read_text().splitlines()]
+    except (OSError, ValueError):
+        return []

@@ -13,10 +13,10 @@ from matplotlib.ticker import FixedLocator, FuncFormatter, NullLocator
 
 from qdhuac.analysis.figures import tidy
 from qdhuac.studies import statistics
-from qdhuac.studies.results import MEASURES, Results
+from qdhuac.studies.results import MEASURES, NAMES, Results
 
-# Okabe and Ito's colours, and a dash and a marker for each, so that no two lines differ in colour alone.
-COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#000000", "#8c6d31", "#7f7f7f")
+# Okabe and Ito's colours, and a dash and a marker for each, so that no two means differ in colour alone.
+COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#000000")
 DASHES: tuple[Any, ...] = ("-", "--", (0, (4, 1, 1, 1)), "-.", ":", (0, (6, 2)), (0, (1, 1)))
 MARKERS = "osD^vPX*<>h"
 STYLE: dict[str, Any] = {
@@ -36,7 +36,6 @@ STYLE: dict[str, Any] = {
     "pdf.fonttype": 42,
     "text.parse_math": False,
 }
-NAMES = {"hopper": "Hopper", "walker2d": "Walker2d", "halfcheetah": "HalfCheetah", "ant": "Ant", "humanoid": "Humanoid"}
 BINS = 5  # per foot, in the picture of a four-footed robot's archive
 
 
@@ -46,21 +45,33 @@ def draw(results: Results, archives: Mapping[str, Mapping[str, Any]]) -> Iterato
     with matplotlib.rc_context(STYLE):
         if name == "utd":
             yield "utd", utd(results)
+            for kind in ("normalised", "unnormalised"):
+                if part := [label for label in results.labels if label.startswith(f"{kind},")]:
+                    yield f"curves-{kind}", curves(results, part)
         elif name == "latency":
             yield "latency", latency(results)
-            yield "curves", curves(results)
+            yield "curves", curves(results, results.labels)
         elif name == "benchmark":
-            yield "curves", curves(results)
+            yield "curves", curves(results, results.labels)
             if results.scores("qd_score"):
                 yield "aggregate", aggregate(results)
                 yield "profiles", profiles(results)
         else:
-            if len(results.labels) <= len(DASHES):
-                yield "curves", curves(results)
-                yield "relative", curves(results, relative=True)
+            yield from _curves(results)
             yield "final", final(results)
         for task, found in archives.items():
             yield f"archives-{task}", archive_maps(task, found)
+
+
+def _curves(results: Results) -> Iterator[tuple[str, Figure]]:
+    """Curves, as they are and relative to the reference; of many settings, the reference with five at a time."""
+    first, *others = results.labels
+    size = len(others) if len(others) < len(DASHES) else 5
+    parts = [others[i : i + size] for i in range(0, len(others), size)] if others else [[]]
+    for number, part in enumerate(parts, 1):
+        ending = f"-{number}" if len(parts) > 1 else ""
+        yield f"curves{ending}", curves(results, [first, *part])
+        yield f"relative{ending}", curves(results, [first, *part], relative=True)
 
 
 def save(figure: Figure, folder: Path, name: str) -> None:
@@ -72,9 +83,9 @@ def save(figure: Figure, folder: Path, name: str) -> None:
             figure.savefig(folder / f"{name}.{kind}", dpi=200, metadata=metadata)
 
 
-def curves(results: Results, relative: bool = False) -> Figure:
+def curves(results: Results, labels: Sequence[str], relative: bool = False) -> Figure:
     """Tasks as columns, measures as rows: mean, standard deviation, and every seed as a thin line."""
-    tasks, labels = results.tasks, results.labels
+    tasks = results.tasks
     figure = Figure(figsize=(2.3 * len(tasks) + 0.9, 1.65 * len(MEASURES) + 0.7), layout="constrained")
     grid = figure.subplots(len(MEASURES), len(tasks), squeeze=False, sharex="col")
     for column, task in enumerate(tasks):
@@ -91,7 +102,7 @@ def curves(results: Results, relative: bool = False) -> Figure:
                 _lines(axes, steps, values, i, label)
             tidy(axes)
             if row == 0:
-                axes.set_title(NAMES.get(task, task))
+                axes.set_title(NAMES[task])
             if column == 0:
                 axes.set_ylabel(f"{_bare(title)},\nrelative" if relative else title)
             if row == len(MEASURES) - 1:
@@ -148,13 +159,11 @@ def latency(results: Results) -> Figure:
         steps, values = results.curve(task, label, prefix + "gap")
         _lines(gap, steps, values, 3, "pessimism gap E[Q] - E[Q shadow]")
         gap.axhline(0.0, color="black", linewidth=0.8)
-        high = _zero(results.curve(task, label, prefix + "high")[1])
-        for i, (key, _) in enumerate((("missed", ""), ("missed_shadow", ""))):
-            wrong = _zero(results.curve(task, label, prefix + key)[1])
-            # Rates pool what was seen so far: in one generation there are few agents above the threshold.
-            seen = np.cumsum(high, axis=1)
-            rate = 100 * np.cumsum(wrong, axis=1) / np.where(seen > 0, seen, np.nan)
-            _lines(missed, steps, rate, i, "")
+        # Rates pool what was seen so far: in one generation there are few agents above the threshold.
+        _, seen = results.curve(task, label, prefix + "high", summed=True)
+        for i, key in enumerate(("missed", "missed_shadow")):
+            _, wrong = results.curve(task, label, prefix + key, summed=True)
+            _lines(missed, steps, 100 * wrong / np.where(seen > 0, seen, np.nan), i, "")
         missed.set_ylim(-3, 103)
         for axes in grid[row]:
             tidy(axes)
@@ -199,12 +208,14 @@ def profiles(results: Results) -> Figure:
         scores = statistics.normalised(results.scores(measure))
         for i, label in enumerate(results.labels):
             values = scores[label]
-            low, high = statistics.interval(lambda s: statistics.profile(s, thresholds), values, repetitions=300)
-            style = {"color": COLOURS[i % len(COLOURS)]}
-            axes.fill_between(thresholds, low, high, step="post", alpha=0.12, linewidth=0, **style)
+            colour, dash = COLOURS[i % len(COLOURS)], DASHES[i % len(DASHES)]
+            if len(values) > 1:  # one seed has no interval
+                low, high = statistics.interval(lambda s: statistics.profile(s, thresholds), values, repetitions=300)
+                axes.fill_between(thresholds, low, high, step="post", alpha=0.12, linewidth=0, color=colour)
+            marks = {"marker": MARKERS[i % len(MARKERS)], "markersize": 3, "markevery": (2 * i, 10)}
             share = statistics.profile(values, thresholds)
             axes.step(
-                thresholds, share, where="post", linestyle=DASHES[i % len(DASHES)], label=label, linewidth=1.4, **style
+                thresholds, share, where="post", linestyle=dash, label=label, linewidth=1.4, color=colour, **marks
             )
         axes.set_title(_bare(title))
         axes.set_xlabel("normalised score")
@@ -239,7 +250,7 @@ def final(results: Results) -> Figure:
                 axes.set_xlabel(f"relative to {labels[0]}")
         grid[row][0].set_yticks(range(len(labels)), labels)
         if len(tasks) > 1:
-            grid[row][0].set_ylabel(NAMES.get(task, task))
+            grid[row][0].set_ylabel(NAMES[task])
     grid[0][0].invert_yaxis()
     return figure
 
@@ -265,7 +276,7 @@ def archive_maps(task: str, found: Mapping[str, tuple[np.ndarray, np.ndarray, Se
     }.get(size, ("foot 1, and within it foot 2", "foot 3, and within it foot 4"))
     figure.supxlabel(words[0], fontsize=8)
     figure.supylabel(words[1], fontsize=8)
-    figure.suptitle(NAMES.get(task, task), fontsize=9)
+    figure.suptitle(NAMES[task], fontsize=9)
     if seen is not None:
         bar = figure.colorbar(seen, ax=grid.ravel().tolist(), label="fitness", pad=0.02)
         bar.outline.set_visible(False)
@@ -315,9 +326,10 @@ def _lines(axes: Any, steps: np.ndarray, values: np.ndarray, index: int, label: 
 
 
 def _interval(axes: Any, row: int, statistic: Callable[..., np.ndarray], *scores: np.ndarray) -> None:
-    low, high = statistics.interval(statistic, *scores)
     colour = COLOURS[row % len(COLOURS)]
-    axes.plot([low, high], [row, row], color=colour, linewidth=5, alpha=0.35, solid_capstyle="butt")
+    if min(map(len, scores)) > 1:  # one seed has no interval
+        low, high = statistics.interval(statistic, *scores)
+        axes.plot([low, high], [row, row], color=colour, linewidth=5, alpha=0.35, solid_capstyle="butt")
     axes.plot(statistic(*scores), row, MARKERS[row % len(MARKERS)], color=colour, markersize=5)
 
 
@@ -335,7 +347,3 @@ def _legend(figure: Figure, grid: Any) -> None:
 def _bare(title: str) -> str:
     """A measure's name where its unit has gone."""
     return title.removesuffix(" (%)")
-
-
-def _zero(values: np.ndarray) -> np.ndarray:
-    return np.nan_to_num(values)

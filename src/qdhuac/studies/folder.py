@@ -20,6 +20,7 @@ from qdhuac.studies.catalogue import Run
 
 STUDY, RUNS, LOGS = "study.toml", "runs", "logs"
 NEEDED = ("env_steps", "qd_score", "coverage", "max_fitness", "qd_score_auc")  # numbers that every line must have
+AGAIN = "move the folder away, and the study makes the run again"
 MISSING, STARTED, FINISHED = "missing", "started", "finished"
 
 
@@ -29,6 +30,8 @@ class Found:
 
     state: str
     rows: Sequence[Mapping[str, Any]] = ()
+    backend: str = ""  # the physics that it was made with
+    notes: Sequence[str] = ()  # damage that the run itself will mend
 
     @property
     def steps(self) -> int:
@@ -100,7 +103,7 @@ def look(root: Path, run: Run) -> Found:
     folder = RunDir.open(path)
     theirs = folder.read_config()
     if folder.notes:
-        raise UserError(folder.notes[0])
+        raise UserError(f"{folder.notes[0]}; {AGAIN}")
     goal: dict[str, Any] = {"run.env_steps": run.config.run.env_steps, "run.generations": 0}
     if run.config.task.backend == "auto":
         goal["task.backend"] = "auto"
@@ -113,7 +116,7 @@ def look(root: Path, run: Run) -> Found:
     done = bool(rows) and rows[-1]["env_steps"] >= run.config.run.env_steps
     # The report comes last: a run that was killed before it may lack its last checkpoint and repertoire.
     whole = (path / REPORT).exists() or not folder.checkpoints.exists()
-    return Found(FINISHED if done and whole else STARTED, rows)
+    return Found(FINISHED if done and whole else STARTED, rows, theirs.task.backend, folder.notes)
 
 
 def _check(path: Path, rows: Sequence[Mapping[str, Any]]) -> None:
@@ -121,13 +124,15 @@ def _check(path: Path, rows: Sequence[Mapping[str, Any]]) -> None:
     before = 0
     for i, row in enumerate(rows, 1):
         if row["generation"] != i:
-            raise UserError(f"{path}: metrics.jsonl has a gap: generation {i} expected, found {row['generation']}")
+            raise UserError(
+                f"{path}: metrics.jsonl has a gap: generation {i} expected, found {row['generation']}; {AGAIN}"
+            )
         for name in NEEDED:
             value = row.get(name)
             if not isinstance(value, int | float) or not math.isfinite(value):
-                raise UserError(f"{path}: metrics.jsonl has no {name} in generation {i}")
+                raise UserError(f"{path}: metrics.jsonl has no {name} in generation {i}; {AGAIN}")
         if row["env_steps"] <= before:
-            raise UserError(f"{path}: metrics.jsonl does not move on in generation {i}")
+            raise UserError(f"{path}: metrics.jsonl does not move on in generation {i}; {AGAIN}")
         before = row["env_steps"]
 
 

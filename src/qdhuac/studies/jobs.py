@@ -18,7 +18,14 @@ from qdhuac.studies.folder import LOGS, MISSING, RUNS
 
 COMMAND = [sys.executable, "-m", "qdhuac.cli"]
 ONE_THREAD = "--xla_cpu_multi_thread_eigen=false intra_op_parallelism_threads=1"
-STOPPED = (130, 143, -2, -15)  # exit codes of a run that a signal stopped; the negative ones before it could catch any
+# Exit codes of a run that a signal stopped; the negative ones before it could catch any.
+STOPPED = (129, 130, 143, -1, -2, -15)
+# What stands before a command whose process is to be stopped (SIGTERM, so it saves) when ours is gone, however it went.
+# Slurm sends SIGUSR2 to everything in a job; it is meant for us alone.
+MORTAL = """import ctypes, os, signal, sys
+signal.signal(signal.SIGUSR2, signal.SIG_IGN)
+ctypes.CDLL(None).prctl(1, signal.SIGTERM)  # PR_SET_PDEATHSIG
+if os.getppid() == int(sys.argv[1]): os.execv(sys.argv[2], sys.argv[2:])"""
 
 
 class Result(NamedTuple):
@@ -55,12 +62,12 @@ def cores() -> list[int]:
     return sorted(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else []
 
 
-def begin(root: Path, run: Run, state: str, out: Any, core: int | None = None, through: Sequence[str] = ()) -> Job:
+def begin(root: Path, run: Run, state: str, out: Any, core: int | None = None) -> Job:
     """Start the process of a run; its command and what it says go to its log."""
     words = command(root, run, state)
     out.write(f"$ {' '.join(words)}\n".encode())
     out.flush()
-    return Job(run, start([*through, *words], core, out), core, time.monotonic())
+    return Job(run, start(words, core, out), core, time.monotonic())
 
 
 def log(root: Path, run: Run) -> Path:
@@ -114,9 +121,11 @@ def last_line(log: Path) -> str:
 
 
 def start(words: Sequence[str], core: int | None, out: Any) -> subprocess.Popen[bytes]:
-    """A process with one thread for XLA, on one core if one is named."""
+    """A process with one thread for XLA, on one core if one is named; when we are gone, it saves and ends too."""
     flags = os.environ.get("XLA_FLAGS", "")
     environment = {**os.environ, "XLA_FLAGS": f"{flags} {ONE_THREAD}".strip(), "PYTHONUNBUFFERED": "1"}
+    if sys.platform == "linux":
+        words = [sys.executable, "-IS", "-c", MORTAL, str(os.getpid()), *words]
     usable = cores()
     if core is not None:
         os.sched_setaffinity(0, {core})  # inherited from the first instruction on

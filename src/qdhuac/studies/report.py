@@ -11,12 +11,13 @@ from pathlib import Path
 from typing import Any
 
 from qdhuac import __version__
+from qdhuac.analysis import history
 from qdhuac.analysis.report import POLICY
 from qdhuac.analysis.report import STYLE as PAGE_STYLE
 from qdhuac.errors import RunFailed, UserError
 from qdhuac.running import repertoire
 from qdhuac.running.files import replace_file
-from qdhuac.running.rundir import REPERTOIRE
+from qdhuac.running.rundir import REPERTOIRE, RunDir
 from qdhuac.studies import results as tables
 from qdhuac.studies.folder import RUNS
 from qdhuac.studies.results import Results, collect
@@ -50,7 +51,7 @@ def shown_tables(results: Results) -> dict[str, Table]:
     if results.study.name == "latency":
         shown["false_negatives"] = tables.false_negatives(results)
         return shown
-    if len(results.labels) > 1:
+    if len(results.labels) > 1 and results.common_seeds:
         shown["aggregate"] = tables.aggregate(results)
     if results.study.name in ("benchmark", "target"):
         shown["efficiency"] = tables.efficiency(results)
@@ -70,30 +71,33 @@ def _figures(results: Results, folder: Path) -> dict[str, str]:
 
 
 def _archives(results: Results) -> dict[str, dict[str, Any]]:
-    """Per task the archives of each setting's first seed; those of runs whose repertoire is not there are left out."""
+    """Per task the archives of each setting's first seed, at the study's horizon, as far as they are there."""
     found: dict[str, dict[str, Any]] = {}
     if results.study.name not in ("benchmark", "archive"):
         return found
     for run in results.runs:
         mine = found.setdefault(run.task, {})
-        if run.label in mine:
+        path = results.root / RUNS / run.folder
+        if run.label in mine or not (path / REPERTOIRE).exists():
             continue
-        path = results.root / RUNS / run.folder / REPERTOIRE
+        generation = results.curves[run.task, run.label][run.seed][-1]["generation"]
         try:
-            arrays, metadata = repertoire.read(path)
+            _, metadata = repertoire.read(path / REPERTOIRE)
+            bounds = metadata["descriptor_bounds"]
+            past = history.rebuild(RunDir.open(path).read_history(), len(bounds[0]))  # the run may have gone further
         except UserError as error:
-            if path.exists():
-                results.notes.append(str(error))
+            results.notes.append(str(error))
             continue
-        if len(arrays["fitness"]):
-            mine[run.label] = (arrays["descriptor"], arrays["fitness"], metadata["descriptor_bounds"])
+        there = past.at(generation)
+        if len(there):
+            mine[run.label] = (past.descriptor[there], past.fitness[there], bounds)
     return {task: mine for task, mine in found.items() if mine}
 
 
 TITLES = {
     "summary": "At the last step: mean and standard deviation over seeds",
     "aggregate": "Over all tasks: scores from 0 (the lowest run of a task) to 1 (the highest)",
-    "efficiency": "Steps that the reference needs for the final mean of the others",
+    "efficiency": "Steps for the final mean of each other setting: its own, and the reference's",
     "false_negatives": "Agents above the archive's 90th percentile that a critic values below it",
 }
 CAPTIONS = {
@@ -104,6 +108,7 @@ CAPTIONS = {
     "latency": "A positive gap means that the shadow target is the more pessimistic of the two.",
     "aggregate": "Interquartile mean and probability of improvement with 95 % stratified bootstrap intervals.",
     "profiles": "Share of runs above each normalised score, with 95 % stratified bootstrap bands.",
+    "archives": "The first seed of each setting, at the last step of the study.",
 }
 
 
@@ -122,7 +127,7 @@ def _html(results: Results, shown: dict[str, Table], pictures: dict[str, str]) -
         parts.append(f"<details><summary>Left out: {_count(results)}</summary>{names}</details>")
     for name, svg in pictures.items():
         data = base64.b64encode(svg.encode()).decode()
-        caption = CAPTIONS.get(name, "First seed of each setting.")
+        caption = CAPTIONS[name.split("-")[0]]
         parts.append(
             f'<figure><img alt="{escape(name)}" src="data:image/svg+xml;base64,{data}"></figure>'
             f'<p class="sub">{escape(caption)}</p>'

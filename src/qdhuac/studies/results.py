@@ -3,20 +3,22 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from qdhuac.errors import UserError
+from qdhuac.running import repertoire
 from qdhuac.running.files import sha256
-from qdhuac.running.rundir import METRICS
+from qdhuac.running.rundir import METRICS, REPERTOIRE
 from qdhuac.studies import catalogue, statistics
 from qdhuac.studies.catalogue import Run, Study
 from qdhuac.studies.folder import FINISHED, RUNS, look, read
 
 MEASURES = {"qd_score": "QD score", "coverage": "coverage (%)", "max_fitness": "max fitness", "qd_score_auc": "QD AUC"}
+NAMES = {"hopper": "Hopper", "walker2d": "Walker2d", "halfcheetah": "HalfCheetah", "ant": "Ant", "humanoid": "Humanoid"}
 Rows = Sequence[Mapping[str, Any]]
 
 
@@ -40,21 +42,20 @@ class Results:
     def labels(self) -> list[str]:
         return [s.label for s in self.study.settings if any(key[1] == s.label for key in self.curves)]
 
-    def curve(self, task: str, label: str, measure: str) -> tuple[np.ndarray, np.ndarray]:
-        """Steps [T] and values [seeds, T] of a setting; empty if there are none."""
+    def curve(self, task: str, label: str, measure: str, summed: bool = False) -> tuple[np.ndarray, np.ndarray]:
+        """Steps [T] and values [seeds, T] of a setting, or their sums until then; empty if there are none."""
         found = list(self.curves.get((task, label), {}).values())
         steps = np.array(sorted({row["env_steps"] for rows in found for row in rows}))
-        values = [
-            statistics.at([r["env_steps"] for r in rows], [number(r, measure) for r in rows], steps) for rows in found
-        ]
+        values = []
+        for rows in found:
+            mine = np.array([number(row, measure) for row in rows])
+            values.append(_at(measure, [r["env_steps"] for r in rows], np.nancumsum(mine) if summed else mine, steps))
         return steps, np.array(values).reshape(len(found), len(steps))
 
     def mean_at(self, task: str, label: str, measure: str, when: np.ndarray) -> np.ndarray:
         """The mean over seeds at other steps, nan where there is none. [T]"""
         steps, values = self.curve(task, label, measure)
-        if not len(values):
-            return np.full(len(when), np.nan)
-        return statistics.at(steps, values.mean(axis=0), when)
+        return _at(measure, steps, values.mean(axis=0), when) if len(values) else np.full(len(when), np.nan)
 
     def final(self, task: str, label: str, measure: str) -> np.ndarray:
         """The last value of every seed. [seeds]"""
@@ -62,14 +63,18 @@ class Results:
 
     def scores(self, measure: str) -> dict[str, np.ndarray]:
         """Last values [seeds, tasks] of the settings, of the seeds that every task and setting has."""
-        everywhere = [set(self.curves.get((t, s), {})) for t in self.tasks for s in self.labels]
-        seeds = sorted(set.intersection(*everywhere)) if everywhere else []
+        seeds = self.common_seeds
         if not seeds:
             return {}
         return {
             s: np.array([[number(self.curves[t, s][seed][-1], measure) for t in self.tasks] for seed in seeds])
             for s in self.labels
         }
+
+    @property
+    def common_seeds(self) -> list[int]:
+        """Seeds that every task and setting has: what is said over all tasks is said of these."""
+        return sorted(set.intersection(*(set(self.curves.get((t, s), {})) for t in self.tasks for s in self.labels)))
 
 
 def number(row: Mapping[str, Any], name: str) -> float:
@@ -83,30 +88,63 @@ def collect(folder: Path) -> Results:
     name, scale, runs, notes = read(folder)
     study = catalogue.study(name, scale)
     curves: dict[tuple[str, str], dict[int, Rows]] = {}
-    used, unfinished = [], []
+    used: list[Run] = []
+    unfinished: list[str] = []
+    engines: dict[str, list[str]] = {}
+    made_with: dict[str, list[str]] = {}
     for run in runs:
         try:
             found = look(folder.absolute().parent, run)
         except UserError as error:
             notes.append(f"left out: {error}")
             continue
+        notes += found.notes
         if found.steps < study.steps:
             reached = f"has {found.steps:,} of {study.steps:,} steps" if found.steps else "is missing"
             unfinished.append(f"{run.name} {reached} ({run.folder})")
             continue
         if found.state != FINISHED:
             notes.append(f"still going on, but far enough for this study: {run.name} ({run.folder})")
-        within = [row for row in found.rows if row["env_steps"] <= study.steps]
-        # A generation may end beyond the horizon: then the line that reached it is the last.
-        rows = found.rows[: len(within) + (not within or within[-1]["env_steps"] < study.steps)]
+        rows = cut(found.rows, study.steps)
+        if not rows:
+            unfinished.append(f"{run.name} has a first generation longer than {study.steps:,} steps ({run.folder})")
+            continue
         curves.setdefault((run.task, run.label), {})[run.seed] = rows
         used.append(run)
+        engines.setdefault(found.backend, []).append(run.folder)
+        made_with.setdefault(_versions(folder.absolute().parent / RUNS / run.folder), []).append(run.folder)
     if not used:
         raise UserError(f"{folder}: no run of the study has reached {study.steps:,} steps yet; qdhuac study {name}")
     results = Results(study, scale, folder.absolute().parent, curves, used, unfinished, notes)
-    if results.labels[0] != study.settings[0].label:
-        notes.append(f"{study.settings[0].label} has no run yet: comparisons are with {results.labels[0]}")
+    notes += _doubts(results, {"physics": engines, "versions": made_with})
     return results
+
+
+def _doubts(results: Results, made_with: Mapping[str, Mapping[str, Sequence[str]]]) -> Iterator[str]:
+    """What speaks against taking a comparison at its word."""
+    first = results.study.settings[0].label
+    if results.labels[0] != first:
+        yield f"{first} has no run yet: comparisons are with {results.labels[0]}"
+    seeds = results.common_seeds
+    if len(results.labels) > 1 and set(seeds) != {run.seed for run in results.runs}:
+        only = f"of seeds {', '.join(map(str, seeds))} alone" if seeds else "not there"
+        yield f"what is said over all tasks is {only}: no other seed has every task and setting"
+    for what, folders in made_with.items():
+        known = {name: runs for name, runs in folders.items() if name}
+        if len(known) > 1:
+            told = "; ".join(f"{name} ({len(runs)} runs, as {runs[0]})" for name, runs in known.items())
+            yield f"runs with different {what} are compared: {told}"
+
+
+def cut(rows: Rows, horizon: int) -> Rows:
+    """Lines until the horizon. A generation that ends beyond it does not count: what was there before holds."""
+    within = [row for row in rows if row["env_steps"] <= horizon]
+    if not within or within[-1]["env_steps"] == horizon:
+        return within
+    last = within[-1]
+    held = {k: last.get(k) for k in ("generation", "gradient_updates", "wall_s", *MEASURES)}
+    area = last["qd_score_auc"] + last["qd_score"] * (horizon - last["env_steps"])
+    return [*within, {**held, "env_steps": horizon, "qd_score_auc": area}]
 
 
 def summary(results: Results) -> tuple[list[str], list[list[str]]]:
@@ -117,7 +155,7 @@ def summary(results: Results) -> tuple[list[str], list[list[str]]]:
             values = {m: results.final(task, label, m) for m in MEASURES}
             if len(values["qd_score"]):
                 cells = [_spread(values[m]) for m in MEASURES]
-                rows.append([task, label, str(len(values["qd_score"])), *cells])
+                rows.append([NAMES[task], label, str(len(values["qd_score"])), *cells])
     return ["task", "setting", "seeds", *MEASURES.values()], rows
 
 
@@ -127,19 +165,16 @@ def aggregate(results: Results) -> tuple[list[str], list[list[str]]]:
     for measure, title in MEASURES.items():
         scores = statistics.normalised(results.scores(measure)) if results.scores(measure) else {}
         for label, values in scores.items():
-            low, high = statistics.interval(statistics.iqm, values)
             reference = scores[results.labels[0]]
             chance = ""
             if label != results.labels[0]:
-                p = statistics.probability_of_improvement(reference, values)
-                a, b = statistics.interval(statistics.probability_of_improvement, reference, values)
-                chance = f"{p:.2f} [{a:.2f}, {b:.2f}]"
-            rows.append([title, label, f"{statistics.iqm(values):.2f} [{low:.2f}, {high:.2f}]", chance])
-    return ["measure", "setting", "IQM [95 %]", f"P({results.labels[0]} is better) [95 %]"], rows
+                chance = _with_interval(statistics.probability_of_improvement, reference, values)
+            rows.append([title, label, str(len(values)), _with_interval(statistics.iqm, values), chance])
+    return ["measure", "setting", "seeds", "IQM [95 %]", f"P({results.labels[0]} is better) [95 %]"], rows
 
 
 def efficiency(results: Results) -> tuple[list[str], list[list[str]]]:
-    """Head and rows: the steps that the reference needs for the final mean score of each other setting."""
+    """Head and rows: the steps for the final mean score of each other setting, its own and the reference's."""
     rows = []
     first = results.labels[0]
     for task in results.tasks:
@@ -149,23 +184,27 @@ def efficiency(results: Results) -> tuple[list[str], list[list[str]]]:
                 steps, values = results.curve(task, first, measure)
                 if not len(level) or not len(values):
                     continue
-                needed = [statistics.steps_to_reach(steps, curve, float(np.mean(level))) for curve in values]
+                goal = float(np.mean(level))
+                theirs, curve = results.curve(task, label, measure)
+                own = statistics.steps_to_reach(theirs, curve.mean(axis=0), goal)
+                needed = [statistics.steps_to_reach(steps, curve, goal) for curve in values]
                 there = sorted(n for n in needed if n is not None)
                 # The median over all seeds, of which those that never arrive are the slowest.
                 middle = there[len(needed) // 2] if len(there) > len(needed) // 2 else None
                 rows.append(
                     [
-                        task,
+                        NAMES[task],
                         label,
                         MEASURES[measure],
-                        short(float(np.mean(level))),
+                        short(goal),
+                        f"{own:,.0f}" if own else "",
                         f"{len(there)} of {len(needed)}",
                         f"{middle:,.0f}" if middle else "not reached",
-                        f"{results.study.steps / middle:.1f}" if middle else "",
+                        f"{own / middle:.2g}" if own and middle else "",
                     ]
                 )
-    head = ["task", "setting", "measure", "its final mean", f"{first} reaches it", "median steps", "times fewer"]
-    return head, rows
+    head = ["task", "setting", "measure", "its final mean", "its own steps", f"{first} reaches it"]
+    return [*head, "median steps", "times fewer"], rows
 
 
 def false_negatives(results: Results) -> tuple[list[str], list[list[str]]]:
@@ -204,6 +243,31 @@ def curves(results: Results) -> tuple[list[str], list[list[str]]]:
         for row in its
     ]
     return ["task", "setting", "seed", *names, *probes], rows
+
+
+def _at(measure: str, steps: Sequence[float] | np.ndarray, values: np.ndarray, when: np.ndarray) -> np.ndarray:
+    """A curve at other moments. An area grows between two generations; anything else stays as it was."""
+    if measure == "qd_score_auc":
+        return np.interp(when, steps, values, left=np.nan)
+    return statistics.at(steps, values, when)
+
+
+def _versions(path: Path) -> str:
+    """What a run was made with, as its repertoire says; empty if there is none."""
+    try:
+        found = repertoire.read(path / REPERTOIRE)[1].get("versions", {})
+        return ", ".join(f"{name} {version}" for name, version in sorted(found.items()))
+    except UserError:
+        return ""
+
+
+def _with_interval(statistic: Callable[..., np.ndarray], *scores: np.ndarray) -> str:
+    """A statistic with its interval, which one seed does not have."""
+    value = f"{statistic(*scores):.2f}"
+    if min(map(len, scores)) < 2:
+        return value
+    low, high = statistics.interval(statistic, *scores)
+    return f"{value} [{low:.2f}, {high:.2f}]"
 
 
 def short(value: float) -> str:

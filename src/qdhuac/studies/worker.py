@@ -6,9 +6,8 @@ import contextlib
 import fcntl
 import os
 import platform
-import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -21,12 +20,6 @@ from qdhuac.versions import versions
 
 POLL = 0.2  # seconds
 PATIENCE = 600  # seconds to wait for a process that may still have the run, perhaps on a node that was given up
-# What stands before a command whose process is to be stopped (SIGTERM, so it saves) when ours is gone, however it went.
-# Slurm sends SIGUSR2 to everything in a job; it is meant for us alone.
-MORTAL = """import ctypes, os, signal, sys
-signal.signal(signal.SIGUSR2, signal.SIG_IGN)
-ctypes.CDLL(None).prctl(1, signal.SIGTERM)  # PR_SET_PDEATHSIG
-if os.getppid() == int(sys.argv[1]): os.execv(sys.argv[2], sys.argv[2:])"""
 
 
 class Stopped(Exception):
@@ -82,7 +75,7 @@ class Worker:
                 return Result(0)
             if stopped(root, run).exists():
                 return Result(None, last="stopped before it began")
-            self._job = job = begin(root, run, state, out, through=_mortal())
+            self._job = job = begin(root, run, state, out)
             while job.process.poll() is None:
                 try:
                     time.sleep(POLL)
@@ -139,7 +132,3 @@ def _lock(out: Any, run: Run) -> None:
         except OSError as error:
             raise UserError(f"{out.name}: cannot be locked on {platform.node()} ({error.strerror})") from None
         time.sleep(POLL)
-
-
-def _mortal() -> Sequence[str]:
-    return [sys.executable, "-IS", "-c", MORTAL, str(os.getpid())] if sys.platform == "linux" else []

@@ -48,7 +48,7 @@ class GymnasiumTask:
         support: tuple[float, float],
         describe: Describe = mean_of_steps,
         episode_length: int = 1000,
-        after_termination: str = "reset",
+        after_termination: str = "stop",
         reward_offset: float = 0.0,
         hidden: tuple[int, ...] = (256, 256),
         store_contacts: bool = False,

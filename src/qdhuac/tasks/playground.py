@@ -37,7 +37,7 @@ class PlaygroundTask:
         support: tuple[float, float],
         describe: Callable[[Array, Array], Array] = share_of_steps,
         episode_length: int = 1000,
-        after_termination: str = "reset",
+        after_termination: str = "stop",
         can_terminate: bool = True,
         reward_offset: float = 0.0,
         hidden: tuple[int, ...] = (256, 256),
@@ -48,6 +48,7 @@ class PlaygroundTask:
             raise UserError("features: missing; expected a function from a state to the numbers of the descriptor")
         self.descriptor_bounds, self.support, self.reward_offset = bounds, support, reward_offset
         self.episode_length, self.store_contacts = episode_length, store_contacts
+        self.after_termination = after_termination
         self.env, self.action_size = Flat(env), int(env.action_size)
         # Shapes alone: nothing is simulated or compiled yet.
         first = jax.eval_shape(self.env.reset, jax.random.key(0))
