@@ -7,7 +7,7 @@ CHROMIUM := --no-install-recommends chromium libegl1 libgl1-mesa-dri
 QDAX := .venv-qdax
 QDAX_PIP := $(QDAX)/bin/python -m pip install --quiet --disable-pip-version-check --no-deps
 
-.PHONY: setup setup-cuda train view test test-resilience test-qdax test-playground test-browser docs clean
+.PHONY: setup train view test test-resilience test-qdax test-playground test-browser docs clean
 
 train: setup  ## the main job: a repertoire for HalfCheetah with the default preset; ARGS="--task ant" adds options
 	$(BIN)/qdhuac train $(ARGS)
@@ -38,8 +38,8 @@ docs: $(VENV)/.docs  ## the documentation as a site, in site/; any warning is an
 
 setup: $(VENV)/.runtime
 
-setup-cuda: $(VENV)/.runtime  ## JAX for NVIDIA GPUs beside it (Linux, driver for CUDA 12): 3 GB
-	PIP_CONSTRAINT=constraints.txt $(PIP) --editable ".[cuda,view]"
+setup-%: $(VENV)/.runtime  ## an extra beside it, such as setup-adapt; setup-cuda is JAX for NVIDIA GPUs, 3 GB
+	PIP_CONSTRAINT=constraints.txt $(PIP) --editable ".[$*,view]"
 
 $(VENV)/.runtime: pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)

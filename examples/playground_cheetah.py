@@ -1,6 +1,6 @@
 """QDHUAC on an environment of MuJoCo Playground, with a descriptor of our own: how often each foot is on the ground.
 
-Needs ``pip install 'qdhuac[playground]'``. Run it with ``python examples/playground_cheetah.py runs/playground``.
+Needs ``make setup-playground``. Run it with ``python examples/playground_cheetah.py runs/playground``.
 """
 
 import sys

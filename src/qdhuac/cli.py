@@ -21,7 +21,7 @@ from qdhuac.config import Config
 from qdhuac.errors import RunFailed, UserError
 from qdhuac.studies.catalogue import SCALES, STUDIES
 
-EXIT_CODES = "exit codes: 0 done, 1 the run failed, 2 bad input, 130 stopped by Ctrl-C and 143 by SIGTERM (state saved)"
+EXIT_CODES = "exit codes: 0 done, 1 the run failed, 2 bad input, 130 stopped by Ctrl-C, 143 by SIGTERM, 129 by a closed terminal (state saved)"
 
 
 class Parser(argparse.ArgumentParser):
@@ -233,7 +233,7 @@ def view(arguments: argparse.Namespace) -> int:
     if not len(arrays["fitness"]):
         raise UserError(f"{folder.path}: the archive is empty")
     if any(importlib.util.find_spec(name) is None for name in ("viser", "plotly")):
-        raise UserError("qdhuac view needs viser and plotly: install the extra, pip install 'qdhuac[view]'")
+        raise UserError("qdhuac view needs viser and plotly: make setup-view or pip install '.[view]' gets them")
     _require_port(port)
     from qdhuac.running.jax_setup import prepare_jax
 

@@ -13,4 +13,4 @@ def require(module: str, extra: str) -> Any:
     except ImportError:
         from qdhuac.errors import UserError
 
-        raise UserError(f"{module}: not installed; it comes with: pip install 'qdhuac[{extra}]'") from None
+        raise UserError(f"{module}: not installed; make setup-{extra} or pip install '.[{extra}]' gets it") from None

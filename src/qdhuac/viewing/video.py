@@ -92,7 +92,9 @@ def mp4(pictures: Iterator[np.ndarray], seconds_per_frame: float) -> bytes:
     try:
         from imageio_ffmpeg import get_ffmpeg_exe
     except ImportError:
-        raise UserError("an .mp4 needs imageio-ffmpeg: pip install 'qdhuac[view]'; a .gif does not") from None
+        raise UserError(
+            "an .mp4 needs imageio-ffmpeg, a .gif does not: make setup-view or pip install '.[view]'"
+        ) from None
     first = next(pictures)
     source = f"-f rawvideo -pix_fmt rgb24 -s {first.shape[1]}x{first.shape[0]} -r {1 / seconds_per_frame:.6f} -i -"
     with tempfile.TemporaryDirectory() as folder:
