@@ -21,7 +21,10 @@ from qdhuac.config import Config
 from qdhuac.errors import RunFailed, UserError
 from qdhuac.studies.catalogue import SCALES, STUDIES
 
-EXIT_CODES = "exit codes: 0 done, 1 the run failed, 2 bad input, 130 stopped by Ctrl-C, 143 by SIGTERM, 129 by a closed terminal (state saved)"
+EXIT_CODES = (
+    "exit codes: 0 done, 1 the run failed, 2 bad input; "
+    "stopped and saved: 130 by Ctrl-C, 143 by SIGTERM, 129 by closing the terminal"
+)
 
 
 class Parser(argparse.ArgumentParser):
