@@ -96,6 +96,7 @@ def test_tables_hold_the_stored_numbers(root):
     cell = next(row for row in rows if row[1] == "Polyak 0.005")[head.index("max fitness")]
     mean, spread = np.mean(stored), np.std(stored, ddof=1)
     assert cell == f"{results.short(mean)} ± {results.short(spread)}"
+    assert {row[head.index("generations")] for row in rows} == {"10"}
 
 
 def test_one_seed_has_no_standard_deviation(tmp_path):

@@ -148,15 +148,16 @@ def cut(rows: Rows, horizon: int) -> Rows:
 
 
 def summary(results: Results) -> tuple[list[str], list[list[str]]]:
-    """Head and rows: mean and standard deviation of every measure, per task and setting."""
+    """Head and rows: mean and standard deviation of every measure per task and setting, and their generations."""
     rows = []
     for task in results.tasks:
         for label in results.labels:
             values = {m: results.final(task, label, m) for m in MEASURES}
             if len(values["qd_score"]):
                 cells = [_spread(values[m]) for m in MEASURES]
-                rows.append([NAMES[task], label, str(len(values["qd_score"])), *cells])
-    return ["task", "setting", "seeds", *MEASURES.values()], rows
+                generations = f"{np.mean(results.final(task, label, 'generation')):.0f}"
+                rows.append([NAMES[task], label, str(len(values["qd_score"])), generations, *cells])
+    return ["task", "setting", "seeds", "generations", *MEASURES.values()], rows
 
 
 def aggregate(results: Results) -> tuple[list[str], list[list[str]]]:
