@@ -127,8 +127,10 @@ def _doubts(results: Results, made_with: Mapping[str, Mapping[str, Sequence[str]
         yield f"{first} has no run yet: comparisons are with {results.labels[0]}"
     seeds = results.common_seeds
     if len(results.labels) > 1 and set(seeds) != {run.seed for run in results.runs}:
-        only = f"of seeds {', '.join(map(str, seeds))} alone" if seeds else "not there"
-        yield f"what is said over all tasks is {only}: no other seed has every task and setting"
+        if seeds:
+            yield f"IQM, chances and profiles are of seeds {', '.join(map(str, seeds))} alone, which all settings have"
+        else:
+            yield "no IQM, chances and profiles: no seed has every task and setting"
     for what, folders in made_with.items():
         known = {name: runs for name, runs in folders.items() if name}
         if len(known) > 1:
