@@ -35,15 +35,8 @@ from qdhuac.studies.results import collect as collect_study
 
 KEPT = (
     *("generation", "env_steps", "gradient_updates", "qd_score", "coverage", "max_fitness", "qd_score_auc", "wall_s"),
-    *(
-        "archive_size",
-        "archive_mean_fitness",
-        "q_mean",
-        "critic_loss",
-        "actor/fitness",
-        "gradient/gain",
-        "isoline/gain",
-    ),
+    *("time_ask", "time_evaluate", "time_tell", "time_learn", "archive_size", "archive_mean_fitness"),
+    *("q_mean", "critic_loss", "actor/fitness", "gradient/gain", "isoline/gain"),
 )
 COLOURS = {"qdhuac": "#0072b2", "dns": "#d55e00", "map_elites": "#009e73"}  # safe for the colour-blind
 CURVES = {
