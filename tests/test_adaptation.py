@@ -291,7 +291,7 @@ def test_a_mistake_is_one_line(run_dir, arguments, words, capsys):
 def test_without_scikit_learn_it_says_what_to_install(run_dir, monkeypatch, capsys):
     monkeypatch.setitem(sys.modules, "sklearn", None)
     assert cli.main(["adapt", str(run_dir), "--damage", "foot_joint=0"]) == 2
-    assert "pip install 'qdhuac[adapt]'" in capsys.readouterr().err
+    assert "make setup-adapt" in capsys.readouterr().err
 
 
 def test_a_run_without_model_or_individuals_is_refused(tmp_path, capsys):

@@ -271,7 +271,7 @@ def test_an_executor_that_is_unknown_or_not_installed_is_refused(tmp_path, refus
     assert "local, ray, slurm" in refused(*STUDY, root, "--executor", "moon")
     for package, name in (("ray", "ray"), ("submitit", "slurm")):
         monkeypatch.setitem(sys.modules, package, None)
-        assert f"qdhuac[{name}]" in refused(*STUDY, root, "--executor", name)
+        assert f"make setup-{name}" in refused(*STUDY, root, "--executor", name)
     assert not list(tmp_path.iterdir())
 
 

@@ -249,7 +249,7 @@ def test_a_robot_that_changed_since_training_is_refused(tmp_path):
 def test_without_onnx_the_rest_is_written(run_dir, tmp_path, monkeypatch, capsys):
     monkeypatch.setitem(sys.modules, "onnx", None)
     assert cli.main(["export", str(run_dir), "--output", str(tmp_path / "out")]) == 0
-    assert "qdhuac[onnx]" in capsys.readouterr().err
+    assert "make setup-onnx" in capsys.readouterr().err
     assert {p.name for p in (tmp_path / "out").iterdir()} == {
         run_policy.CONTRACT,
         run_policy.WEIGHTS,

@@ -71,7 +71,7 @@ def test_weights_and_biases_that_cannot_begin_is_refused(toys, tmp_path, monkeyp
 
 @pytest.mark.parametrize(
     ("name", "words"),
-    [("wandb", ["wandb", "pip install 'qdhuac[wandb]'"]), ("excel", ["--log", "tensorboard", "wandb"])],
+    [("wandb", ["wandb", "make setup-wandb"]), ("excel", ["--log", "tensorboard", "wandb"])],
 )
 def test_a_logger_that_is_not_there_is_refused_before_anything_is_made(tmp_path, monkeypatch, capsys, name, words):
     monkeypatch.setitem(sys.modules, "wandb", None)
