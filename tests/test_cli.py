@@ -187,6 +187,16 @@ def test_doctor(capsys, here, monkeypatch):
     assert all(word in out for word in ("python", "jax", "cpu", "cores", "memory", "cache", "ffmpeg"))
 
 
+def test_doctor_finds_the_ffmpeg_that_videos_are_made_with(monkeypatch, capsys):
+    monkeypatch.setenv("PATH", "")
+    made_with = pytest.importorskip("imageio_ffmpeg").get_ffmpeg_exe()
+    assert cli.main(["doctor"]) == 0
+    assert os.path.basename(made_with) in capsys.readouterr().out
+    monkeypatch.setitem(sys.modules, "imageio_ffmpeg", None)
+    assert cli.main(["doctor"]) == 0
+    assert "make setup-view" in capsys.readouterr().out
+
+
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
 def test_signals_save_and_say_how_to_go_on(here, number, code):
     script = (

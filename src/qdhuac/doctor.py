@@ -73,8 +73,12 @@ def _places() -> Iterator[Finding]:
 
 
 def _tools() -> Iterator[Finding]:
-    ffmpeg = shutil.which("ffmpeg")
-    yield "ffmpeg (videos)", GOOD if ffmpeg else MISSING, ffmpeg or "not on the PATH"
+    try:
+        from imageio_ffmpeg import get_ffmpeg_exe
+
+        yield "ffmpeg (videos)", GOOD, os.path.basename(get_ffmpeg_exe())
+    except (ImportError, RuntimeError):
+        yield "ffmpeg (videos)", MISSING, "make setup-view gets it"
     from ctypes.util import find_library
 
     libraries = [name for name in ("EGL", "OSMesa", "GL") if find_library(name)]
