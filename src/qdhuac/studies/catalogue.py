@@ -185,7 +185,7 @@ def _utd(scale: str) -> Study:
         for name, norm in (("normalised", {}), ("unnormalised", _NO_NORM))
         for utd in (0.5, 1.0, 2.0, 4.0, 10.0)
     )
-    return Study("utd", "Updates per environment step", ("halfcheetah",), settings, _steps(scale, 20_000, 2_000_000))
+    return Study("utd", "Updates per environment step", ("halfcheetah",), settings, _steps(scale, 30_000, 2_000_000))
 
 
 def _normalisation(scale: str) -> Study:
