@@ -232,7 +232,7 @@ def test_time_is_estimated_from_runs_that_are_there():
     assert cost.seconds(run, half, [measured]) == pytest.approx(cost.START + 3 * (80 + 7 + 1))
     assert cost.seconds(run, folder.Found(FINISHED), [measured]) == 0
     assert cost.sample(run.config, rows[:1]) is None
-    assert cost.sample(run.config, [{"generation": 1}, {"generation": 2}]) is None  # compact metrics have no times
+    assert cost.sample(run.config, [{"generation": 1}, {"generation": 2}]) is None  # no times in them
     slow = dataclasses.replace(measured, task="ant", step=1.0)
     assert cost.seconds(run, missing, [measured, slow]) == cost.seconds(run, missing, [measured])  # same robot first
 

@@ -183,13 +183,13 @@ def efficiency(results: Results) -> tuple[list[str], list[list[str]]]:
     for task in results.tasks:
         for label in results.labels[1:]:
             for measure in ("max_fitness", "qd_score"):
-                level = results.final(task, label, measure)
                 steps, values = results.curve(task, first, measure)
-                if not len(level) or not len(values):
+                theirs, others = results.curve(task, label, measure)
+                if not len(others) or not len(values):
                     continue
-                goal = float(np.mean(level))
-                theirs, curve = results.curve(task, label, measure)
-                own = statistics.steps_to_reach(theirs, curve.mean(axis=0), goal)
+                mean = others.mean(axis=0)
+                goal = float(mean[-1])
+                own = statistics.steps_to_reach(theirs, mean, goal)
                 needed = [statistics.steps_to_reach(steps, curve, goal) for curve in values]
                 there = sorted(n for n in needed if n is not None)
                 # The median over all seeds, of which those that never arrive are the slowest.
