@@ -190,6 +190,15 @@ def test_initial_distribution_is_uniform_or_around_the_initial_value():
         np.testing.assert_allclose(agent.value(state, rows.obs, rows.action), expected, atol=0.15)
 
 
+@pytest.mark.parametrize("support", [(-200.0, 1000.0), (-150.0, 2500.0), (-150.0, 1500.0), (-150.0, 0.0)])
+def test_near_an_end_of_the_support_the_start_is_still_the_initial_value(support):
+    low, high = support
+    agent = learner(v_min=low, v_max=high, atoms=101, initial_value=0.0, reward_scale=0.01)
+    rows = make_batch(agent).transition
+    start = agent.value(agent.init(jax.random.key(0)), rows.obs, rows.action) / 0.01
+    np.testing.assert_allclose(start, 0.0, atol=15.0)  # an Ant that stands still is worth 100
+
+
 @pytest.mark.parametrize("field", ["reward", "obs", "next_obs", "action"])
 def test_a_poisoned_batch_changes_nothing_and_is_counted(field):
     agent = learner()

@@ -115,7 +115,7 @@ def test_a_goal_or_a_new_key_with_a_default_does_not_make_another_run():
     other = config.replace(settings, {"learner.discount": 0.98})
     assert catalogue.fingerprint(other) != catalogue.fingerprint(settings)
     # The names of folders on disk must not change by accident.
-    assert catalogue.runs("benchmark", "laptop", 1)[0].folder == "hopper-qdhuac-s0-9d827acf"
+    assert catalogue.runs("benchmark", "laptop", 1)[0].folder == "hopper-qdhuac-s100-ee7e205d"
 
 
 # Running
@@ -290,6 +290,15 @@ def test_a_root_of_another_version_is_refused_for_running_and_named_when_reporti
     assert any("0.0.9" in note for note in collect(made).notes)
 
 
+def test_runs_that_are_not_planned_any_more_are_left_out_and_told(tmp_path):
+    made = write_study(tmp_path, "target", "smoke", 2)
+    record = made / "study.toml"
+    record.write_text(record.read_text().replace("seed = 101", "seed = 1"))
+    found = collect(made)
+    assert {run.seed for run in found.runs} == {100}
+    assert any("2 runs" in note and "not plan" in note for note in found.notes)
+
+
 def test_a_study_of_another_configuration_is_refused(tmp_path, refused):
     made = write_study(tmp_path, "target", "smoke", 2)
     record = made / "study.toml"
@@ -335,7 +344,7 @@ def test_missing_and_unfinished_runs_are_named_and_left_out(tmp_path):
     lines = (second / "metrics.jsonl").read_text().splitlines()
     (second / "metrics.jsonl").write_text("\n".join(lines[:5]) + '\n{"generation": 6, "env_')
     found = collect(made)
-    assert {run.seed for run in found.runs} == {1}
+    assert {run.seed for run in found.runs} == {101}
     assert any("is missing" in line and first.name in line for line in found.unfinished)
     assert any("has 300 of 600 steps" in line and second.name in line for line in found.unfinished)
     shutil.rmtree(tmp_path / "runs")
@@ -346,7 +355,7 @@ def test_missing_and_unfinished_runs_are_named_and_left_out(tmp_path):
 def test_a_longer_run_is_cut_off_at_the_horizon_of_the_study(tmp_path):
     made = write_study(tmp_path, "components", "laptop", 1, archive=False)
     found = collect(made)
-    assert found.curves["halfcheetah", "QDHUAC"][0][-1]["env_steps"] == found.study.steps == 30_000
+    assert found.curves["halfcheetah", "QDHUAC"][100][-1]["env_steps"] == found.study.steps == 40_000
 
 
 def test_damaged_metrics_that_a_checkpoint_has_are_told_and_used(tmp_path):

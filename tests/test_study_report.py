@@ -155,7 +155,7 @@ def test_a_generation_that_ends_beyond_the_horizon_does_not_count():
 def test_an_area_grows_between_generations_and_a_score_does_not(root):
     found = collect(write_study(root, "target", "smoke", 2))
     label = found.labels[0]
-    for seed, steps in ((0, (100, 200)), (1, (150, 250))):
+    for seed, steps in ((100, (100, 200)), (101, (150, 250))):
         found.curves["halfcheetah", label][seed] = [
             {"env_steps": s, "qd_score": float(s), "qd_score_auc": float(s)} for s in steps
         ]
@@ -196,7 +196,7 @@ def test_seeds_that_not_every_setting_has_are_named(tmp_path):
     made = write_study(tmp_path, "target", "smoke", 2)
     shutil.rmtree(tmp_path / "runs" / collect(made).runs[-1].folder)
     found = collect(made)
-    assert any("of seeds 0 alone" in note for note in found.notes)
+    assert any("of seeds 100 alone" in note for note in found.notes)
     assert {row[2] for row in results.aggregate(found)[1]} == {"1"}
 
 

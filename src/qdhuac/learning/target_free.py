@@ -247,7 +247,8 @@ class TargetFreeLearner:
     def _with_initial_value(self, params: Params) -> Params:
         """Head bias of a broad bell around `initial_value`; nan leaves it uniform over the support.
 
-        A scalar critic starts from the mean of the same distribution.
+        Near an end of the support the bell is narrower: cut off within 5/3 of its width it would have another mean. A
+        scalar critic starts at the value itself, or in the middle.
         """
         v, atoms = self.critic_config.initial_value, self.atoms
         if self.scalar:
@@ -255,8 +256,9 @@ class TargetFreeLearner:
             return params | {"head": params["head"] | {"bias": jnp.full(1, start)}}
         if v != v:
             return params
-        width = 0.1 * (atoms[-1] - atoms[0])
-        bias = -0.5 * jnp.square((atoms - v * self.config.reward_scale) / width)
+        v *= self.config.reward_scale
+        width = jnp.minimum(0.1 * (atoms[-1] - atoms[0]), 0.6 * jnp.minimum(v - atoms[0], atoms[-1] - v))
+        bias = -0.5 * jnp.square((atoms - v) / jnp.maximum(width, atoms[1] - atoms[0]))
         return params | {"head": params["head"] | {"bias": bias}}
 
     def _adam(self, learning_rate: float) -> optax.GradientTransformation:

@@ -19,6 +19,7 @@ from qdhuac.config import Config, check_choice
 
 SCALES = ("smoke", "laptop", "paper")
 SEEDS = {"smoke": 2, "laptop": 3, "paper": 5}
+FIRST_SEED = 100  # the presets were chosen with smaller ones, and what is reported must not have chosen itself
 TASKS = ("hopper", "walker2d", "halfcheetah", "ant", "humanoid")
 UTD = {"smoke": 0.1, "laptop": 1.0, "paper": 4.0}  # of QDHUAC's preset
 SMOKE_STEPS = 600  # 5 generations of preset smoke
@@ -86,11 +87,11 @@ def study(name: str, scale: str) -> Study:
 
 
 def runs(name: str, scale: str, seeds: int) -> list[Run]:
-    """The runs of a study: seed 0 of everything first, so that an unfinished study is readable."""
+    """The runs of a study: the first seed of everything first, so that an unfinished study is readable."""
     wanted = study(name, scale)
     return [
         Run(task, setting.label, seed, _with_goal(_config(setting, task, seed, scale), scale), wanted.steps)
-        for seed in range(seeds)
+        for seed in range(FIRST_SEED, FIRST_SEED + seeds)
         for task in wanted.tasks
         for setting in wanted.settings
     ]
@@ -226,6 +227,10 @@ def _components(scale: str) -> Study:
         Setting("no entropy term", changes={"learner.initial_temperature": 0.0}),
         Setting("no injection", changes={"emitter.inject_actor": False}),
         Setting("no gradient mutation", changes={"emitter.isoline_share": 1.0}),
+        Setting(
+            "gradient mutation as in PGA-ME",
+            changes={"emitter.gradient_steps": 100, "emitter.gradient_learning_rate": 1e-3},
+        ),
         *(
             Setting(f"exploring rollouts: {n}", changes={"emitter.exploration_rollouts": n})
             for n in range(4)
@@ -233,7 +238,7 @@ def _components(scale: str) -> Study:
         ),
     )
     title = "What each part of QDHUAC is worth"
-    return Study("components", title, ("halfcheetah",), settings, _steps(scale, 30_000, 2_000_000))
+    return Study("components", title, ("halfcheetah",), settings, _steps(scale, 40_000, 2_000_000))
 
 
 STUDIES = {

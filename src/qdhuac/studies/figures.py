@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -64,10 +65,9 @@ def draw(results: Results, archives: Mapping[str, Mapping[str, Any]]) -> Iterato
 
 
 def _curves(results: Results) -> Iterator[tuple[str, Figure]]:
-    """Curves, as they are and relative to the reference; of many settings, the reference with five at a time."""
+    """Curves, as they are and relative to the reference; of many settings, the reference with up to six at a time."""
     first, *others = results.labels
-    size = len(others) if len(others) < len(DASHES) else 5
-    parts = [others[i : i + size] for i in range(0, len(others), size)] if others else [[]]
+    parts = [part.tolist() for part in np.array_split(others, max(1, math.ceil(len(others) / 6)))]
     for number, part in enumerate(parts, 1):
         ending = f"-{number}" if len(parts) > 1 else ""
         yield f"curves{ending}", curves(results, [first, *part])

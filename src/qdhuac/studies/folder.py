@@ -67,7 +67,7 @@ def write(root: Path, name: str, scale: str, runs: Sequence[Run]) -> Path:
                 raise UserError(
                     f"{where}: {entry['task']}, {entry['setting']} has another configuration now; name another --root"
                 )
-        more = [entry for entry in old["runs"] if _key(entry) not in known and entry["seed"] >= _seeds(runs)]
+        more = [entry for entry in old["runs"] if _key(entry) not in known and entry["seed"] > runs[-1].seed]
         record["runs"] += more  # a study with fewer seeds than before forgets none
     try:
         (root / RUNS).mkdir(parents=True, exist_ok=True)
@@ -83,12 +83,16 @@ def read(folder: Path) -> tuple[str, str, list[Run], list[str]]:
     where = folder / STUDY
     record = _load(where)
     wanted = catalogue.study(record["study"], record["scale"])
-    seeds = max((entry["seed"] for entry in record["runs"]), default=-1) + 1
+    seeds = 1 + max((entry["seed"] - catalogue.FIRST_SEED for entry in record["runs"]), default=-1)
     runs = catalogue.runs(wanted.name, record["scale"], seeds)
     recorded = {_key(entry): entry["config_sha256"] for entry in record["runs"]}
+    strangers = recorded.keys() - {(run.task, run.label, run.seed) for run in runs}
     notes = []
     if record["version"] != __version__:
         notes.append(f"{where}: made by qdhuac {record['version']}, read by {__version__}")
+    if strangers:
+        one = ", ".join(map(str, min(strangers)))
+        notes.append(f"{where}: left out, as this version does not plan them: {len(strangers)} runs, as {one}")
     for run in runs:
         if recorded.get((run.task, run.label, run.seed), run.fingerprint) != run.fingerprint:
             raise UserError(f"{where}: {run.name} has another configuration in this version of qdhuac")
@@ -153,7 +157,3 @@ def _load(where: Path) -> dict[str, Any]:
 
 def _key(entry: Mapping[str, Any]) -> tuple[str, str, int]:
     return entry["task"], entry["setting"], entry["seed"]
-
-
-def _seeds(runs: Sequence[Run]) -> int:
-    return max(run.seed for run in runs) + 1
