@@ -35,7 +35,8 @@ from qdhuac.studies.results import collect as collect_study
 
 KEPT = (
     *("generation", "env_steps", "gradient_updates", "qd_score", "coverage", "max_fitness", "qd_score_auc", "wall_s"),
-    *("time_ask", "time_evaluate", "time_tell", "time_learn", "archive_size", "archive_mean_fitness"),
+    *("time_ask", "time_evaluate", "time_tell", "time_learn"),
+    *("archive_size", "archive_qd_score", "archive_mean_fitness"),
     *("q_mean", "critic_loss", "actor/fitness", "gradient/gain", "isoline/gain"),
 )
 COLOURS = {"qdhuac": "#0072b2", "dns": "#d55e00", "map_elites": "#009e73"}  # safe for the colour-blind
@@ -67,11 +68,13 @@ def collect(run: Path, target: Path) -> None:
 def study(root: Path, target: Path) -> None:
     """What is worth keeping of all studies of a root: their records, and their finished runs."""
     for record in sorted(root.glob(f"*/{STUDY}")):
-        (target / record.parent.name).mkdir(parents=True, exist_ok=True)
-        shutil.copy(record, target / record.parent.name / STUDY)
-        for run in read(record.parent)[2]:
+        finished = [run for run in read(record.parent)[2] if look(root, run).state == FINISHED]
+        if finished:
+            (target / record.parent.name).mkdir(parents=True, exist_ok=True)
+            shutil.copy(record, target / record.parent.name / STUDY)
+        for run in finished:
             source, kept = root / RUNS / run.folder, target / RUNS / run.folder
-            if not kept.exists() and look(root, run).state == FINISHED:
+            if not kept.exists():
                 collect(source, kept)
                 rows = RunDir.open(source).read_metrics()
                 origin = json.loads((kept / "origin.json").read_text())
@@ -90,8 +93,15 @@ TABLE = re.compile(r"(<!-- table: (\S+) (\S+) -->\n).*?(<!-- /table -->)", re.DO
 
 def filled(source: Path, text: str) -> str:
     """A page with its tables made from the stored runs."""
-    tables = functools.cache(lambda name: shown_tables(collect_study(source / name)))
-    fill = lambda m: f"{m[1]}\n{markdown_table(*tables(m[2])[m[3]])}\n\n{m[4]}"  # noqa: E731
+
+    @functools.cache
+    def tables(name: str) -> dict[str, tuple[list[str], list[list[str]]]]:
+        return shown_tables(collect_study(source / name)) if (source / name).exists() else {}
+
+    def fill(match: re.Match[str]) -> str:
+        found = tables(match[2]).get(match[3])
+        return f"{match[1]}\n{markdown_table(*found) if found else 'No run has come that far yet.'}\n\n{match[4]}"
+
     return TABLE.sub(fill, text)
 
 

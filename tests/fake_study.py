@@ -36,6 +36,8 @@ def metrics(run, generations):
             "max_fitness": 5000 * skill * share**1.5 - 60 + 30 * rng.normal(),
             "qd_score_auc": auc,
             "archive_size": 10 * i,
+            "archive_qd_score": 0.8 * qd,
+            "archive_mean_fitness": 100.0 * i,
             "wall_s": 100.0 * i,
             **{f"time_{phase}": 1.0 for phase in ("ask", "evaluate", "tell", "learn")},
             **(probes(truth, share, rng) if run.config.learner.probe else {}),

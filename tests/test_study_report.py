@@ -18,11 +18,11 @@ from qdhuac.studies import catalogue, figures, report, results
 from qdhuac.studies.results import MEASURES, collect
 
 FIGURES = {
-    "benchmark": {"curves", "aggregate", "profiles", *(f"archives-{t}" for t in results.NAMES)},
+    "benchmark": {"curves", "aggregate", "profiles", "own", *(f"archives-{t}" for t in results.NAMES)},
     "latency": {"latency", "curves"},
     "utd": {"utd", "curves-normalised", "curves-unnormalised"},
     "normalisation": {"curves", "relative", "final"},
-    "archive": {"curves", "relative", "final", "archives-halfcheetah", "archives-humanoid"},
+    "archive": {"curves", "relative", "final", "own", "archives-halfcheetah", "archives-humanoid"},
     "target": {"curves", "relative", "final"},
     "components": {"final", "curves-1", "relative-1", "curves-2", "relative-2"},
 }
@@ -97,6 +97,17 @@ def test_tables_hold_the_stored_numbers(root):
     mean, spread = np.mean(stored), np.std(stored, ddof=1)
     assert cell == f"{results.short(mean)} ± {results.short(spread)}"
     assert {row[head.index("generations")] for row in rows} == {"10"}
+
+
+def test_what_the_algorithms_keep_has_a_table_of_its_own(root):
+    found = collect(write_study(root, "archive", "smoke", 2))
+    head, rows = results.own(found)
+    assert head[3:] == ["policies kept", "their QD score", "their mean"]
+    assert rows[0][3] == "100 ± 0"  # of generation 10
+    qd = found.final(found.tasks[0], found.labels[0], "qd_score").mean()
+    assert rows[0][4].split(" ±")[0] == results.short(0.8 * qd)
+    rows = [{"generation": 1, "env_steps": 40, "qd_score": 1.0, "qd_score_auc": 40.0, "archive_size": 7}]
+    assert results.cut(rows, 60)[-1]["archive_size"] == 7  # holds until the horizon, too
 
 
 def test_one_seed_has_no_standard_deviation(tmp_path):

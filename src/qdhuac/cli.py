@@ -470,7 +470,7 @@ def _parser() -> Parser:
     sub = command("study", study, "all runs of one of the paper's figures; goes on where it was stopped")
     sub.add_argument("name", metavar="NAME", help=f"one of: {', '.join(STUDIES)}")
     sub.add_argument("--scale", default="laptop", help="smoke (minutes), laptop (hours, default) or paper")
-    sub.add_argument("--seeds", metavar="N", help="seeds 0 to N-1; default: smoke 2, laptop 3, paper 5")
+    sub.add_argument("--seeds", metavar="N", help="so many seeds, from 100 on; default: smoke 2, laptop 3, paper 5")
     sub.add_argument(
         "--root", default="studies", metavar="DIR", help="where runs and studies are kept, default studies"
     )

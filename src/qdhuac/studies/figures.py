@@ -14,7 +14,7 @@ from matplotlib.ticker import FixedLocator, FuncFormatter, NullLocator
 
 from qdhuac.analysis.figures import tidy
 from qdhuac.studies import statistics
-from qdhuac.studies.results import MEASURES, NAMES, Results
+from qdhuac.studies.results import MEASURES, NAMES, OWN, Results
 
 # Okabe and Ito's colours, and a dash and a marker for each, so that no two means differ in colour alone.
 COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#000000")
@@ -60,6 +60,8 @@ def draw(results: Results, archives: Mapping[str, Mapping[str, Any]]) -> Iterato
         else:
             yield from _curves(results)
             yield "final", final(results)
+        if name in ("benchmark", "archive"):
+            yield "own", curves(results, results.labels, measures=OWN)
         for task, found in archives.items():
             yield f"archives-{task}", archive_maps(task, found)
 
@@ -83,13 +85,15 @@ def save(figure: Figure, folder: Path, name: str) -> None:
             figure.savefig(folder / f"{name}.{kind}", dpi=200, metadata=metadata)
 
 
-def curves(results: Results, labels: Sequence[str], relative: bool = False) -> Figure:
+def curves(
+    results: Results, labels: Sequence[str], relative: bool = False, measures: Mapping[str, str] = MEASURES
+) -> Figure:
     """Tasks as columns, measures as rows: mean, standard deviation, and every seed as a thin line."""
     tasks = results.tasks
-    figure = Figure(figsize=(2.3 * len(tasks) + 0.9, 1.65 * len(MEASURES) + 0.7), layout="constrained")
-    grid = figure.subplots(len(MEASURES), len(tasks), squeeze=False, sharex="col")
+    figure = Figure(figsize=(2.3 * len(tasks) + 0.9, 1.65 * len(measures) + 0.7), layout="constrained")
+    grid = figure.subplots(len(measures), len(tasks), squeeze=False, sharex="col")
     for column, task in enumerate(tasks):
-        for row, (measure, title) in enumerate(MEASURES.items()):
+        for row, (measure, title) in enumerate(measures.items()):
             axes = grid[row][column]
             for i, label in enumerate(labels):
                 steps, values = results.curve(task, label, measure)
@@ -105,7 +109,7 @@ def curves(results: Results, labels: Sequence[str], relative: bool = False) -> F
                 axes.set_title(NAMES[task])
             if column == 0:
                 axes.set_ylabel(f"{_bare(title)},\nrelative" if relative else title)
-            if row == len(MEASURES) - 1:
+            if row == len(measures) - 1:
                 axes.set_xlabel("environment steps")
     figure.align_ylabels(grid[:, 0])
     _legend(figure, grid)

@@ -55,6 +55,8 @@ def shown_tables(results: Results) -> dict[str, Table]:
         shown["aggregate"] = tables.aggregate(results)
     if results.study.name in ("benchmark", "target"):
         shown["efficiency"] = tables.efficiency(results)
+    if results.study.name in ("benchmark", "archive"):
+        shown["own"] = tables.own(results)
     return shown
 
 
@@ -98,10 +100,12 @@ TITLES = {
     "summary": "At the last step: mean and standard deviation over seeds",
     "aggregate": "Over all tasks: scores from 0 (the lowest run of a task) to 1 (the highest)",
     "efficiency": "Steps for the final mean of each other setting: its own, and the reference's",
+    "own": "What the algorithms keep in their own archives at the last step",
     "false_negatives": "Agents above the archive's 90th percentile that a critic values below it",
 }
 CAPTIONS = {
     "curves": "Thick: mean over seeds. Band: one standard deviation. Thin: every seed.",
+    "own": "The archives that the algorithms keep themselves, not the grid that has seen everybody.",
     "relative": "Each seed divided by the reference's mean at the same step; no value where that mean is not positive.",
     "final": "At the last step, divided by the reference's mean. A point is a seed, the bar their mean.",
     "utd": "At the last step. Small points: seeds. Line: mean. Band: one standard deviation.",

@@ -18,6 +18,8 @@ from qdhuac.studies.catalogue import Run, Study
 from qdhuac.studies.folder import FINISHED, RUNS, look, read
 
 MEASURES = {"qd_score": "QD score", "coverage": "coverage (%)", "max_fitness": "max fitness", "qd_score_auc": "QD AUC"}
+# The same of what an algorithm keeps itself, which is what its user gets.
+OWN = {"archive_size": "policies kept", "archive_qd_score": "their QD score", "archive_mean_fitness": "their mean"}
 NAMES = {"hopper": "Hopper", "walker2d": "Walker2d", "halfcheetah": "HalfCheetah", "ant": "Ant", "humanoid": "Humanoid"}
 Rows = Sequence[Mapping[str, Any]]
 
@@ -144,22 +146,30 @@ def cut(rows: Rows, horizon: int) -> Rows:
     if not within or within[-1]["env_steps"] == horizon:
         return within
     last = within[-1]
-    held = {k: last.get(k) for k in ("generation", "gradient_updates", "wall_s", *MEASURES)}
+    held = {k: last.get(k) for k in ("generation", "gradient_updates", "wall_s", *MEASURES, *OWN)}
     area = last["qd_score_auc"] + last["qd_score"] * (horizon - last["env_steps"])
     return [*within, {**held, "env_steps": horizon, "qd_score_auc": area}]
 
 
 def summary(results: Results) -> tuple[list[str], list[list[str]]]:
     """Head and rows: mean and standard deviation of every measure per task and setting, and their generations."""
+    return _final(results, {"generation": "generations", **MEASURES})
+
+
+def own(results: Results) -> tuple[list[str], list[list[str]]]:
+    """Head and rows: the same of the archives that the algorithms keep themselves."""
+    return _final(results, OWN)
+
+
+def _final(results: Results, measures: Mapping[str, str]) -> tuple[list[str], list[list[str]]]:
     rows = []
     for task in results.tasks:
         for label in results.labels:
-            values = {m: results.final(task, label, m) for m in MEASURES}
-            if len(values["qd_score"]):
-                cells = [_spread(values[m]) for m in MEASURES]
-                generations = f"{np.mean(results.final(task, label, 'generation')):.0f}"
-                rows.append([NAMES[task], label, str(len(values["qd_score"])), generations, *cells])
-    return ["task", "setting", "seeds", "generations", *MEASURES.values()], rows
+            values = {m: results.final(task, label, m) for m in measures}
+            if seeds := len(next(iter(values.values()))):
+                cells = [f"{np.mean(v):.0f}" if m == "generation" else _spread(v) for m, v in values.items()]
+                rows.append([NAMES[task], label, str(seeds), *cells])
+    return ["task", "setting", "seeds", *measures.values()], rows
 
 
 def aggregate(results: Results) -> tuple[list[str], list[list[str]]]:
@@ -235,7 +245,7 @@ def provenance(results: Results) -> tuple[list[str], list[list[str]]]:
 
 def curves(results: Results) -> tuple[list[str], list[list[str]]]:
     """Head and rows: every number that is drawn."""
-    names = ["generation", "env_steps", "gradient_updates", *MEASURES]
+    names = ["generation", "env_steps", "gradient_updates", *MEASURES, *OWN]
     probes = sorted(
         {k for s in results.curves.values() for rows in s.values() for r in rows for k in r if "probe" in k}
     )
