@@ -4,11 +4,13 @@
     python benchmarks/results.py draw results/learning docs/img
     python benchmarks/results.py study ROOT results/studies
     python benchmarks/results.py page results/studies docs/results.md
+    python benchmarks/results.py figures ROOT docs/results.md
 
 `collect` keeps the configuration, the metrics and the archive as a table (fitness and descriptor), with the versions
 and the hash of the repertoire that the table came from. `draw` needs nothing but those. `study` does the same with
 every finished run of a root of studies, with fewer columns of metrics; `qdhuac report results/studies/NAME` reads it.
 `page` writes their tables into a page, wherever it has a line like `<!-- table: benchmark-laptop summary -->`.
+`figures` draws what the page links as `img/studies/benchmark-laptop-curves.svg`; pictures of archives need whole runs.
 """
 
 from __future__ import annotations
@@ -22,6 +24,7 @@ import sys
 from collections import defaultdict
 from pathlib import Path
 
+import claims
 import numpy as np
 from matplotlib.figure import Figure
 
@@ -29,8 +32,9 @@ from qdhuac.analysis import figures
 from qdhuac.running import repertoire
 from qdhuac.running.files import sha256
 from qdhuac.running.rundir import CONFIG, METRICS, REPERTOIRE, RunDir
+from qdhuac.studies import figures as study_figures
 from qdhuac.studies.folder import FINISHED, RUNS, STUDY, look, read
-from qdhuac.studies.report import markdown_table, shown_tables
+from qdhuac.studies.report import kept_archives, markdown_table, shown_tables
 from qdhuac.studies.results import collect as collect_study
 
 KEPT = (
@@ -99,7 +103,7 @@ def filled(source: Path, text: str) -> str:
         return shown_tables(collect_study(source / name)) if (source / name).exists() else {}
 
     def fill(match: re.Match[str]) -> str:
-        found = tables(match[2]).get(match[3])
+        found = claims.table(source) if match[3] == "claims" else tables(match[2]).get(match[3])
         return f"{match[1]}\n{markdown_table(*found) if found else 'No run has come that far yet.'}\n\n{match[4]}"
 
     return TABLE.sub(fill, text)
@@ -108,6 +112,19 @@ def filled(source: Path, text: str) -> str:
 def page(source: Path, target: Path) -> None:
     """Write the tables of a page anew."""
     target.write_text(filled(source, target.read_text()))
+
+
+def draw_studies(source: Path, page: Path) -> None:
+    """Draw the figures of studies that a page links, as far as there are runs for them."""
+    folder, text = page.parent / "img" / "studies", page.read_text()
+    folder.mkdir(parents=True, exist_ok=True)
+    for record in sorted(source.glob(f"*/{STUDY}")):
+        results = collect_study(record.parent)
+        for name, figure in study_figures.draw(results, kept_archives(results)):
+            file = f"{record.parent.name}-{name}.svg"
+            if f"(img/studies/{file})" in text:
+                study_figures.save(figure, folder, Path(file).stem, kinds=("svg",))
+                print(file)
 
 
 def draw(source: Path, target: Path) -> None:
@@ -142,4 +159,5 @@ def draw(source: Path, target: Path) -> None:
 
 
 if __name__ == "__main__":
-    {"collect": collect, "draw": draw, "study": study, "page": page}[sys.argv[1]](Path(sys.argv[2]), Path(sys.argv[3]))
+    commands = {"collect": collect, "draw": draw, "study": study, "page": page, "figures": draw_studies}
+    commands[sys.argv[1]](Path(sys.argv[2]), Path(sys.argv[3]))

@@ -10,8 +10,10 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from conftest import ToyLearner, ToyTask, toy_algorithm
+from fake_study import write_study
 
 from qdhuac import cli, config
+from qdhuac.studies.results import collect
 
 ROOT = Path(__file__).parent.parent
 PAGES = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").glob("*.md")])
@@ -68,11 +70,37 @@ def test_every_key_is_in_the_reference_with_its_meaning_and_its_bounds():
     assert line.split("|")[2:5] == [" 512 ", " 128 ", " 16 "]  # paper, laptop, smoke
 
 
-def test_the_tables_of_results_are_those_of_the_stored_runs():
+def test_the_tables_of_results_are_those_of_the_stored_runs(monkeypatch):
+    monkeypatch.syspath_prepend(ROOT / "benchmarks")
     text = (ROOT / "docs" / "results.md").read_text()
     results = load(ROOT / "benchmarks" / "results.py")
     assert text.count("<!-- table: ") == text.count("<!-- /table -->") > 0
     assert results.filled(ROOT / "results" / "studies", text) == text  # python benchmarks/results.py page
+
+
+def test_a_claim_holds_when_every_seed_says_so():
+    verdict = load(ROOT / "benchmarks" / "claims.py").verdict
+    low, middle, high = (np.array([1.0, 2.0, 3.0]) + shift for shift in (0.0, 1.5, 5.0))
+    assert verdict(high, low) == "yes"
+    assert verdict(low, high) == "no"
+    assert verdict(middle, low) == verdict(low, middle) == "unclear"
+    assert verdict(high[:1], low) == "1 seed of 3"
+
+
+def test_claims_are_judged_by_the_stored_numbers(tmp_path):
+    claims = load(ROOT / "benchmarks" / "claims.py")
+    assert claims.table(tmp_path)[1] == []
+    for name in claims.CLAIMS:
+        made = write_study(tmp_path, name, "laptop", 3, archive=False)
+    _, rows = claims.table(tmp_path)
+    said = {row[0]: row[1:] for row in rows}
+    assert len(said) == len(rows) > 25
+    assert all(here != "no run yet" and holds for _, here, holds in said.values())
+    # The last study is `components`: its settings differ by more than their seeds do.
+    scalar, full = (collect(made).final("halfcheetah", name, "max_fitness") for name in ("scalar critic", "QDHUAC"))
+    _, here, holds = said["HalfCheetah: a scalar critic is less fit than C51 early on"]
+    assert here == f"{scalar.mean() / full.mean():.0%} as fit"
+    assert holds == ("yes" if scalar.max() < full.min() else "no")
 
 
 def test_the_code_beside_the_mathematics_is_there():

@@ -37,6 +37,11 @@ STYLE: dict[str, Any] = {
     "pdf.fonttype": 42,
     "text.parse_math": False,
 }
+FORMATS: dict[str, dict[str, Any]] = {
+    "svg": {"Date": None},
+    "pdf": {"CreationDate": None},
+    "png": {},
+}  # with no date in them
 BINS = 5  # per foot, in the picture of a four-footed robot's archive
 
 
@@ -76,13 +81,13 @@ def _curves(results: Results) -> Iterator[tuple[str, Figure]]:
         yield f"relative{ending}", curves(results, [first, *part], relative=True)
 
 
-def save(figure: Figure, folder: Path, name: str) -> None:
+def save(figure: Figure, folder: Path, name: str, kinds: Sequence[str] = tuple(FORMATS)) -> None:
     """The figure as SVG, PDF and PNG."""
     with matplotlib.rc_context(STYLE):
         figure.draw_without_rendering()
         figure.set_layout_engine("none")  # laid out once, not once per format
-        for kind, metadata in (("svg", {"Date": None}), ("pdf", {"CreationDate": None}), ("png", {})):
-            figure.savefig(folder / f"{name}.{kind}", dpi=200, metadata=metadata)
+        for kind in kinds:
+            figure.savefig(folder / f"{name}.{kind}", dpi=200, metadata=FORMATS[kind])
 
 
 def curves(

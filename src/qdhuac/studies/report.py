@@ -66,13 +66,13 @@ def _figures(results: Results, folder: Path) -> dict[str, str]:
 
     folder.mkdir(parents=True, exist_ok=True)
     drawn = {}
-    for name, figure in figures.draw(results, _archives(results)):
+    for name, figure in figures.draw(results, kept_archives(results)):
         figures.save(figure, folder, name)
         drawn[name] = (folder / f"{name}.svg").read_text(encoding="utf-8")
     return drawn
 
 
-def _archives(results: Results) -> dict[str, dict[str, Any]]:
+def kept_archives(results: Results) -> dict[str, dict[str, Any]]:
     """Per task the archives of each setting's first seed, at the study's horizon, as far as they are there."""
     found: dict[str, dict[str, Any]] = {}
     if results.study.name not in ("benchmark", "archive"):

@@ -1,0 +1,179 @@
+"""The paper's claims beside the stored runs: one row each, with numbers and a verdict that a rule gives.
+
+`benchmarks/results.py page` writes them into docs/results.md. A claim that one thing is higher than another holds if
+every seed of the one is above every seed of the other, fails if every seed is below, and is unclear in between.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+import numpy as np
+
+from qdhuac.studies.results import NAMES, Results, collect, efficiency, number, short
+
+ENOUGH = 3  # seeds
+WAITING = ("no run yet", "")
+Row = tuple[str, str, str, str]  # claim, the paper's number, ours, verdict
+
+
+def table(source: Path) -> tuple[list[str], list[list[str]]]:
+    """Head and rows of all claims, of the studies that are stored under `source`."""
+    rows: list[Row] = []
+    for name, claims in CLAIMS.items():
+        folder = source / f"{name}-laptop"
+        if folder.exists():
+            rows += claims(collect(folder))
+    return ["claim", "paper", "here", "holds here"], [list(row) for row in rows]
+
+
+def verdict(ours: np.ndarray, theirs: np.ndarray) -> str:
+    """Whether the claim that ours is the higher one holds."""
+    seeds = min(len(ours), len(theirs))
+    if seeds < ENOUGH:
+        return f"{seeds} seed{'s' * (seeds > 1)} of {ENOUGH}"
+    return "yes" if ours.min() > theirs.max() else "no" if ours.max() < theirs.min() else "unclear"
+
+
+def _higher(claim: str, paper: str, results: Results, task: str, measure: str, who: str, others: Sequence[str]) -> Row:
+    """That a setting has more of a measure than the best of some others."""
+    ours = results.final(task, who, measure)
+    rivals = {label: values for label in others if len(values := results.final(task, label, measure))}
+    if not len(ours) or not rivals:
+        return claim, paper, *WAITING
+    best = max(rivals, key=lambda label: rivals[label].mean())
+    name = f" ({best})" if len(others) > 1 else ""
+    words = f"{short(ours.mean())} against {short(rivals[best].mean())}{name}"
+    return claim, paper, words, verdict(ours, rivals[best])
+
+
+def _less_fit(claim: str, paper: str, results: Results, task: str, who: str, reference: str) -> Row:
+    """That a setting's best policy is less fit than the reference's."""
+    ours, theirs = (results.final(task, label, "max_fitness") for label in (who, reference))
+    if not len(ours) or not len(theirs):
+        return claim, paper, *WAITING
+    return claim, paper, f"{ours.mean() / theirs.mean():.0%} as fit", verdict(theirs, ours)
+
+
+def benchmark(results: Results) -> Iterator[Row]:
+    """Fitness, QD score and coverage beside the peers, and the steps that are saved."""
+    paper = {"halfcheetah": "nearly 8 000 against 3 500", "humanoid": "nearly 4 000, higher"}
+    for task, name in NAMES.items():
+        claim = f"{name}: a fitter best policy than PGA-ME and QD-PG have"
+        yield _higher(claim, paper.get(task, "higher"), results, task, "max_fitness", "QDHUAC", ["PGA-ME", "QD-PG"])
+    for task, name in NAMES.items():
+        claim = f"{name}: fitter also than PGA-ME with as many updates"
+        yield _higher(claim, "not compared", results, task, "max_fitness", "QDHUAC", ["PGA-ME, matched updates"])
+    for task in ("hopper", "walker2d", "humanoid"):
+        claim = f"{NAMES[task]}: a higher QD score than PGA-ME and QD-PG"
+        yield _higher(claim, "higher", results, task, "qd_score", "QDHUAC", ["PGA-ME", "QD-PG"])
+    for task in ("halfcheetah", "ant"):
+        claim = f"{NAMES[task]}: PGA-ME covers more"
+        yield _higher(claim, "more", results, task, "coverage", "PGA-ME", ["QDHUAC"])
+    for label in ("PGA-ME", "PGA-ME, matched updates"):
+        claim = f"the final fitness of {label}, in an order of magnitude fewer steps"
+        rows = [row for row in efficiency(results)[1] if row[1] == label and row[2] == "max fitness"]
+        if not rows or results.labels[0] != "QDHUAC":
+            yield claim, "10 times fewer", *WAITING
+            continue
+        fewer = {row[0]: row[-1] for row in rows}  # empty where most seeds do not get there
+        words = ", ".join(f"{name} {times or 'never'}" for name, times in fewer.items())
+        many = sum(float(times or 0) >= 10 for times in fewer.values())
+        yield claim, "10 times fewer", f"times fewer: {words}", f"on {many} of {len(fewer)} robots"
+
+
+def latency(results: Results) -> Iterator[Row]:
+    """How much later a target network would see what is good."""
+    rates: dict[str, list[float]] = {"missed": [], "missed_shadow": []}
+    gaps = []
+    for rows in results.curves["halfcheetah", "QDHUAC"].values():
+        high = sum(row.get("probe_path_high") or 0 for row in rows)
+        for key, found in rates.items():
+            found.append(sum(row.get(f"probe_path_{key}") or 0 for row in rows) / max(high, 1))
+        gaps.append(np.nanmean([number(row, "probe_path_gap") for row in rows]))
+    critic, shadow = np.array(rates["missed"]), np.array(rates["missed_shadow"])
+    words = f"{shadow.mean():.1%} against {critic.mean():.1%}"
+    # The two are of the same runs, so each run is compared with itself.
+    claim = "HalfCheetah: a shadow target misses more good agents than the critic does"
+    yield claim, "persistently, and negligibly", words, verdict(shadow - critic, np.zeros(len(critic)))
+    claim = "HalfCheetah: it values the best agents lower (pessimism gap, raw units)"
+    yield claim, "positive", f"{np.mean(gaps):+.2f}", verdict(np.array(gaps), np.zeros(len(gaps)))
+
+
+def target(results: Results) -> Iterator[Row]:
+    """The thesis itself."""
+    claim = "HalfCheetah: fitter without a target network than with one"
+    names = [setting.label for setting in results.study.settings]
+    yield _higher(claim, "the thesis, without a figure", results, "halfcheetah", "max_fitness", names[0], names[1:])
+
+
+def utd(results: Results) -> Iterator[Row]:
+    """Where more updates stop to help, and what normalisation has to do with it."""
+    means = {
+        kind: {
+            ratio: values.mean()
+            for ratio in ("0.5", "1", "2", "4", "10")
+            if len(values := results.final("halfcheetah", f"{kind}, UTD {ratio}", "max_fitness"))
+        }
+        for kind in ("normalised", "unnormalised")
+    }
+    seeds = min(len(seeds) for seeds in results.curves.values())
+    told = "" if seeds >= ENOUGH else f"{seeds} seed{'s' * (seeds > 1)} of {ENOUGH}"
+    for kind, claim, paper in (
+        ("normalised", "best at 2 updates per step, among 0.5 to 4", "2"),
+        ("unnormalised", "loses at 4 updates per step, of its best among 0.5 to 4", "about 30 %"),
+    ):
+        mine = {ratio: mean for ratio, mean in means[kind].items() if ratio != "10"}
+        if len(mine) < 4:
+            yield f"HalfCheetah, {kind}: {claim}", paper, *WAITING
+            continue
+        best = max(mine, key=lambda ratio: mine[ratio])
+        if kind == "normalised":
+            yield f"HalfCheetah, {kind}: {claim}", paper, best, told or ("yes" if best == "2" else "no")
+        else:
+            lost = 1 - mine["4"] / mine[best]
+            yield f"HalfCheetah, {kind}: {claim}", paper, f"{lost:.0%}", told or ("yes" if lost > 0 else "no")
+    for ratio in ("4", "10"):
+        claim = f"HalfCheetah: at {ratio} updates per step the normalised critic is the better one"
+        names = [f"{kind}, UTD {ratio}" for kind in ("normalised", "unnormalised")]
+        paper = "yes" if ratio == "4" else "claimed, not shown"
+        yield _higher(claim, paper, results, "halfcheetah", "max_fitness", names[0], names[1:])
+
+
+def normalisation(results: Results) -> Iterator[Row]:
+    """Which of the two normalisations matters."""
+    for label, paper in (
+        ("BN only", "not until 2 M steps"),
+        ("WN only", "by up to 20 %"),
+        ("no norm", "by up to 20 %"),
+    ):
+        claim = f"Humanoid: {label} is less fit than BN + WN"
+        yield _less_fit(claim, paper, results, "humanoid", label, "BN + WN")
+
+
+def archive(results: Results) -> Iterator[Row]:
+    """That it is not the archive."""
+    for task in ("halfcheetah", "humanoid"):
+        claim = f"{NAMES[task]}: with MAP-Elites as fit as with DNS"
+        *row, holds = _less_fit(claim, "no significant difference", results, task, "MAP-Elites", "DNS")
+        yield *row, {"unclear": "yes", "yes": "no"}.get(holds, holds)
+        claim = f"{NAMES[task]}: MAP-Elites covers more"
+        yield _higher(claim, "a little", results, task, "coverage", "MAP-Elites", ["DNS"])
+
+
+def components(results: Results) -> Iterator[Row]:
+    """The only part that the paper says something about; the others have a table."""
+    claim = "HalfCheetah: a scalar critic is less fit than C51 early on"
+    yield _less_fit(claim, "said, not shown", results, "halfcheetah", "scalar critic", "QDHUAC")
+
+
+CLAIMS = {
+    "benchmark": benchmark,
+    "target": target,
+    "latency": latency,
+    "utd": utd,
+    "normalisation": normalisation,
+    "archive": archive,
+    "components": components,
+}
