@@ -102,7 +102,7 @@ def test_tables_hold_the_stored_numbers(root):
 def test_what_the_algorithms_keep_has_a_table_of_its_own(root):
     found = collect(write_study(root, "archive", "smoke", 2))
     head, rows = results.own(found)
-    assert head[3:] == ["policies kept", "their QD score", "their mean"]
+    assert head[3:] == ["policies kept", "their QD score", "their mean fitness"]
     assert rows[0][3] == "100 ± 0"  # of generation 10
     qd = found.final(found.tasks[0], found.labels[0], "qd_score").mean()
     assert rows[0][4].split(" ±")[0] == results.short(0.8 * qd)

@@ -19,7 +19,11 @@ from qdhuac.studies.folder import FINISHED, RUNS, look, read
 
 MEASURES = {"qd_score": "QD score", "coverage": "coverage (%)", "max_fitness": "max fitness", "qd_score_auc": "QD AUC"}
 # The same of what an algorithm keeps itself, which is what its user gets.
-OWN = {"archive_size": "policies kept", "archive_qd_score": "their QD score", "archive_mean_fitness": "their mean"}
+OWN = {
+    "archive_size": "policies kept",
+    "archive_qd_score": "their QD score",
+    "archive_mean_fitness": "their mean fitness",
+}
 NAMES = {"hopper": "Hopper", "walker2d": "Walker2d", "halfcheetah": "HalfCheetah", "ant": "Ant", "humanoid": "Humanoid"}
 Rows = Sequence[Mapping[str, Any]]
 
