@@ -26,13 +26,6 @@ def compile_each_program_once(tmp_path_factory):
     jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.1)
 
 
-@pytest.fixture(scope="module", autouse=True)
-def give_memory_back():
-    """What a file compiled no other file needs; kept until the end it would be gigabytes."""
-    yield
-    jax.clear_caches()
-
-
 @pytest.fixture
 def refused(capsys):
     """A command that ends with code 2 and one line, which is returned."""

@@ -181,7 +181,7 @@ def test_an_area_grows_between_generations_and_a_score_does_not(root):
 
 def test_pictures_show_archives_at_the_horizon_of_the_study(tmp_path):
     found = collect(write_study(tmp_path, "archive", "laptop", 1))
-    archives = report._archives(found)
+    archives = report.kept_archives(found)
     # DNS on HalfCheetah is QDHUAC of the benchmark: ten generations until 60 000 steps, and this study ends at 40 000.
     assert len(archives["halfcheetah"]["DNS"][1]) == 8 * 6
     assert len(archives["halfcheetah"]["MAP-Elites"][1]) == 8 * 10
