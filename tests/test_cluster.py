@@ -102,7 +102,7 @@ class Nodes:
 @pytest.fixture(scope="module")
 def cluster():
     """A head with one core; tests may add a node."""
-    environment = {**os.environ, "PYTHONPATH": PATHS, "RAY_USAGE_STATS_ENABLED": "0", "STUB_HANG": "-s0-"}
+    environment = {**os.environ, "PYTHONPATH": PATHS, "RAY_USAGE_STATS_ENABLED": "0", "STUB_HANG": "-s100-"}
     words = [sys.executable, str(HERE / "ray_nodes.py")]
     pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
     with subprocess.Popen(words, env=environment, **pipes) as process:
@@ -114,7 +114,7 @@ def cluster():
 def test_when_a_node_is_lost_every_run_finishes_once_and_its_run_goes_on_from_its_checkpoint(cluster, tmp_path):
     cluster.ask("add")
     study = begin(tmp_path, "--executor", "ray", RAY_ADDRESS=cluster.address)
-    until(lambda: len(waiting(tmp_path)) == 2, study)  # both runs of seed 0: one on each node
+    until(lambda: len(waiting(tmp_path)) == 2, study)  # both runs of the first seed: one on each node
     before = waiting(tmp_path)
     cluster.ask("lose")
     until(lambda: sum(alive(pid) for pid in before.values()) == 1, study)  # it goes with its node
@@ -208,7 +208,7 @@ def test_a_file_system_without_locks_is_refused(order, tmp_path, monkeypatch):
 
 def test_a_run_saves_and_ends_when_the_process_that_started_it_is_killed(order, tmp_path):
     code = "import json, sys, stub_cluster; stub_cluster.work(json.loads(sys.argv[1]))"
-    environment = {**os.environ, "PYTHONPATH": PATHS, "STUB_HANG": "-s0-"}
+    environment = {**os.environ, "PYTHONPATH": PATHS, "STUB_HANG": "-s100-"}
     node = subprocess.Popen([sys.executable, "-c", code, json.dumps(order)], env=environment)
     until(lambda: waiting(tmp_path), node)
     pid = waiting(tmp_path)[order["folder"]]
@@ -222,7 +222,7 @@ def test_a_run_saves_and_ends_when_the_process_that_started_it_is_killed(order, 
 
 
 def test_a_run_that_somebody_else_stops_can_go_on_elsewhere(order, tmp_path, monkeypatch):
-    monkeypatch.setenv("STUB_HANG", "-s0-")
+    monkeypatch.setenv("STUB_HANG", "-s100-")
     with ThreadPoolExecutor() as threads:
         job = threads.submit(worker.work, order)
         until(lambda: waiting(tmp_path) or job.done())
@@ -237,7 +237,7 @@ def test_a_run_is_stopped_by_a_file_or_by_an_interrupt_and_saves(order, tmp_path
     # Whoever is started in the background may have been told to ignore SIGINT.
     code = "import json, signal, sys, stub_cluster; signal.signal(signal.SIGINT, signal.default_int_handler); "
     code += "print(stub_cluster.work(json.loads(sys.argv[1])).code)"
-    environment = {**os.environ, "PYTHONPATH": PATHS, "STUB_HANG": "-s0-"}
+    environment = {**os.environ, "PYTHONPATH": PATHS, "STUB_HANG": "-s100-"}
     words = [sys.executable, "-c", code, json.dumps(order)]
     node = subprocess.Popen(words, env=environment, stdout=subprocess.PIPE, text=True)
     until(lambda: waiting(tmp_path), node)
@@ -327,7 +327,7 @@ def test_a_preempted_job_saves_and_is_queued_again(slurm, tmp_path):
 
 
 def test_a_job_that_slurm_tells_to_go_has_saved_and_waits_to_be_queued_again(order, tmp_path, monkeypatch):
-    monkeypatch.setenv("STUB_HANG", "-s0-")
+    monkeypatch.setenv("STUB_HANG", "-s100-")
     waited = []
     monkeypatch.setattr(on_slurm, "time", SimpleNamespace(sleep=waited.append))
     with ThreadPoolExecutor() as threads:
@@ -343,7 +343,7 @@ def test_a_job_that_slurm_tells_to_go_has_saved_and_waits_to_be_queued_again(ord
 
 def test_ctrl_c_cancels_the_jobs_and_the_runs_save(slurm, tmp_path):
     root = tmp_path / "root"
-    study = begin(root, "--executor", "slurm", STUB_HANG="-s0-")
+    study = begin(root, "--executor", "slurm", STUB_HANG="-s100-")
     until(lambda: len(waiting(root)) == 2, study)
     pids = waiting(root).values()
     study.send_signal(signal.SIGINT)
