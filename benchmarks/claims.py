@@ -1,7 +1,7 @@
 """The paper's claims beside the stored runs: one row each, with numbers and a verdict that a rule gives.
 
 `benchmarks/results.py page` writes them into docs/results.md. A claim that one thing is higher than another holds if
-every seed of the one is above every seed of the other, fails if every seed is below, and is unclear in between.
+every seed of the one is above every seed of the other, fails if none is above any, and is unclear in between.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ def verdict(ours: np.ndarray, theirs: np.ndarray) -> str:
     seeds = min(len(ours), len(theirs))
     if seeds < ENOUGH:
         return f"{seeds} seed{'s' * (seeds > 1)} of {ENOUGH}"
-    return "yes" if ours.min() > theirs.max() else "no" if ours.max() < theirs.min() else "unclear"
+    return "yes" if ours.min() > theirs.max() else "no" if ours.max() <= theirs.min() else "unclear"
 
 
 def _higher(claim: str, paper: str, results: Results, task: str, measure: str, who: str, others: Sequence[str]) -> Row:
