@@ -96,7 +96,7 @@ def latency(results: Results) -> Iterator[Row]:
     words = f"{shadow.mean():.1%} against {critic.mean():.1%}"
     # The two are of the same runs, so each run is compared with itself.
     claim = "HalfCheetah: a shadow target misses more good agents than the critic does"
-    yield claim, "persistently, and negligibly", words, verdict(shadow - critic, np.zeros(len(critic)))
+    yield claim, "persistent against negligible", words, verdict(shadow - critic, np.zeros(len(critic)))
     claim = "HalfCheetah: it values the best agents lower (pessimism gap, raw units)"
     yield claim, "positive", f"{np.mean(gaps):+.2f}", verdict(np.array(gaps), np.zeros(len(gaps)))
 
