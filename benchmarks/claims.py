@@ -30,10 +30,14 @@ def table(source: Path) -> tuple[list[str], list[list[str]]]:
 
 def verdict(ours: np.ndarray, theirs: np.ndarray) -> str:
     """Whether the claim that ours is the higher one holds."""
-    seeds = min(len(ours), len(theirs))
-    if seeds < ENOUGH:
-        return f"{seeds} seed{'s' * (seeds > 1)} of {ENOUGH}"
+    if few := _few(min(len(ours), len(theirs))):
+        return few
     return "yes" if ours.min() > theirs.max() else "no" if ours.max() <= theirs.min() else "unclear"
+
+
+def _few(seeds: int) -> str:
+    """Why there is no verdict yet; empty if there are seeds enough."""
+    return "" if seeds >= ENOUGH else f"{seeds} seed{'s' * (seeds > 1)} of {ENOUGH}"
 
 
 def _higher(claim: str, paper: str, results: Results, task: str, measure: str, who: str, others: Sequence[str]) -> Row:
@@ -118,8 +122,7 @@ def utd(results: Results) -> Iterator[Row]:
         }
         for kind in ("normalised", "unnormalised")
     }
-    seeds = min(len(seeds) for seeds in results.curves.values())
-    told = "" if seeds >= ENOUGH else f"{seeds} seed{'s' * (seeds > 1)} of {ENOUGH}"
+    told = _few(min(len(seeds) for seeds in results.curves.values()))
     for kind, claim, paper in (
         ("normalised", "best at 2 updates per step, among 0.5 to 4", "2"),
         ("unnormalised", "loses at 4 updates per step, of its best among 0.5 to 4", "about 30 %"),

@@ -37,11 +37,8 @@ STYLE: dict[str, Any] = {
     "pdf.fonttype": 42,
     "text.parse_math": False,
 }
-FORMATS: dict[str, dict[str, Any]] = {
-    "svg": {"Date": None},
-    "pdf": {"CreationDate": None},
-    "png": {},
-}  # with no date in them
+# Metadata of each format: without a date, the same figure is the same file.
+FORMATS: dict[str, dict[str, Any]] = {"svg": {"Date": None}, "pdf": {"CreationDate": None}, "png": {}}
 BINS = 5  # per foot, in the picture of a four-footed robot's archive
 
 
@@ -82,7 +79,7 @@ def _curves(results: Results) -> Iterator[tuple[str, Figure]]:
 
 
 def save(figure: Figure, folder: Path, name: str, kinds: Sequence[str] = tuple(FORMATS)) -> None:
-    """The figure as SVG, PDF and PNG."""
+    """The figure as SVG, PDF and PNG, or as some of them."""
     with matplotlib.rc_context(STYLE):
         figure.draw_without_rendering()
         figure.set_layout_engine("none")  # laid out once, not once per format
