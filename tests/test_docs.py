@@ -2,6 +2,7 @@
 
 import importlib.util
 import re
+import shutil
 from pathlib import Path
 from typing import NamedTuple
 
@@ -101,6 +102,20 @@ def test_claims_are_judged_by_the_stored_numbers(tmp_path):
     _, here, holds = said["HalfCheetah: a scalar critic is less fit than C51 early on"]
     assert here == f"{scalar.mean() / full.mean():.0%} as fit"
     assert holds == ("yes" if scalar.max() < full.min() else "no")
+
+
+def test_no_claim_is_judged_before_every_rival_has_its_seeds(tmp_path):
+    claims = load(ROOT / "benchmarks" / "claims.py")
+    made = write_study(tmp_path, "benchmark", "laptop", 3, archive=False)
+    (*_, here, before), *_ = claims.table(tmp_path)[1]  # Hopper, QDHUAC against PGA-ME and QD-PG
+    weaker = "PGA-ME" if "(QD-PG)" in here else "QD-PG"
+    seeds = [run.folder for run in collect(made).runs if (run.task, run.label) == ("hopper", weaker)]
+    shutil.rmtree(tmp_path / "runs" / seeds[0])
+    assert before in ("yes", "no", "unclear")
+    assert claims.table(tmp_path)[1][0][2:] == [here, "2 seeds of 3"]
+    for folder in seeds[1:]:
+        shutil.rmtree(tmp_path / "runs" / folder)
+    assert claims.table(tmp_path)[1][0][2:] == ["no run yet", ""]
 
 
 def test_the_code_beside_the_mathematics_is_there():

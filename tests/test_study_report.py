@@ -232,6 +232,20 @@ def test_a_relative_curve_is_a_share_of_the_reference(root):
     np.testing.assert_allclose(means[other], share[0] / share[1])
 
 
+def test_huge_shares_of_an_early_reference_near_0_are_cut_off_and_the_last_are_seen(root):
+    found = collect(write_study(root, "target", "smoke", 2))
+    first, other = found.labels
+
+    def rows(*values):
+        return {0: [{"env_steps": step, "qd_score": value} for step, value in enumerate(values, 1)]}
+
+    found.curves["halfcheetah", first] = rows(0.01, 1.0, 2.0)
+    found.curves["halfcheetah", other] = rows(3.0, -1.0, 8.0)
+    low, high = figures.curves(found, found.labels, relative=True, measures={"qd_score": "QD score"}).axes[0].get_ylim()
+    assert low == 0.0
+    assert 4.0 < high < 5.0
+
+
 @pytest.mark.parametrize("draw", [lambda f: figures.curves(f, f.labels), figures.profiles])
 def test_no_two_means_of_a_figure_differ_in_colour_alone(root, draw):
     found = collect(write_study(root, "benchmark", "smoke", 2))

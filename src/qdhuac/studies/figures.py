@@ -96,7 +96,7 @@ def curves(
     grid = figure.subplots(len(measures), len(tasks), squeeze=False, sharex="col")
     for column, task in enumerate(tasks):
         for row, (measure, title) in enumerate(measures.items()):
-            axes = grid[row][column]
+            axes, ends = grid[row][column], [2.0]
             for i, label in enumerate(labels):
                 steps, values = results.curve(task, label, measure)
                 if not len(values):
@@ -105,8 +105,12 @@ def curves(
                     base = results.mean_at(task, labels[0], measure, steps)
                     # Of a reference at or below 0, as a fitness can be early on, there is no share.
                     values = values / np.where(base > 0, base, np.nan)
+                    ends += values[:, -1].tolist()
                 _lines(axes, steps, values, i, label)
             tidy(axes)
+            if relative:  # shares of a reference that is near 0 at first would flatten all that comes later
+                low, high = axes.get_ylim()
+                axes.set_ylim(max(low, 0.0), min(high, 1.05 * np.nanmax(ends)))
             if row == 0:
                 axes.set_title(NAMES[task])
             if column == 0:
