@@ -3,7 +3,7 @@
     python benchmarks/results.py collect RUN_DIR results/learning/NAME
     python benchmarks/results.py draw results/learning docs/img
     python benchmarks/results.py study ROOT results/studies
-    python benchmarks/results.py page results/studies docs/results.md
+    python benchmarks/results.py page results/studies docs/results.md     # and README.md
     python benchmarks/results.py figures ROOT docs/results.md
 
 `collect` keeps the configuration, the metrics and the archive as a table (fitness and descriptor), with the versions
@@ -24,8 +24,8 @@ import sys
 from collections import defaultdict
 from pathlib import Path
 
-import claims
 import numpy as np
+import study_tables
 from matplotlib.figure import Figure
 
 from qdhuac.analysis import figures
@@ -103,7 +103,7 @@ def filled(source: Path, text: str) -> str:
         return shown_tables(collect_study(source / name)) if (source / name).exists() else {}
 
     def fill(match: re.Match[str]) -> str:
-        found = claims.table(source) if match[3] == "claims" else tables(match[2]).get(match[3])
+        found = study_tables.TABLES[match[3]](source) if match[2] == "studies" else tables(match[2]).get(match[3])
         return f"{match[1]}\n{markdown_table(*found) if found else 'No run has come that far yet.'}\n\n{match[4]}"
 
     return TABLE.sub(fill, text)

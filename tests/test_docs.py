@@ -71,9 +71,10 @@ def test_every_key_is_in_the_reference_with_its_meaning_and_its_bounds():
     assert line.split("|")[2:5] == [" 512 ", " 128 ", " 16 "]  # paper, laptop, smoke
 
 
-def test_the_tables_of_results_are_those_of_the_stored_runs(monkeypatch):
+@pytest.mark.parametrize("page", ["README.md", "docs/results.md"])
+def test_the_tables_of_results_are_those_of_the_stored_runs(monkeypatch, page):
     monkeypatch.syspath_prepend(ROOT / "benchmarks")
-    text = (ROOT / "docs" / "results.md").read_text()
+    text = (ROOT / page).read_text()
     results = load(ROOT / "benchmarks" / "results.py")
     assert text.count("<!-- table: ") == text.count("<!-- /table -->") > 0
     assert results.filled(ROOT / "results" / "studies", text) == text  # python benchmarks/results.py page

@@ -246,6 +246,16 @@ def test_huge_shares_of_an_early_reference_near_0_are_cut_off_and_the_last_are_s
     assert 4.0 < high < 5.0
 
 
+def test_a_line_has_no_more_points_than_print_can_show_and_ends_where_the_run_does(root):
+    found = collect(write_study(root, "target", "smoke", 2))
+    first = found.labels[0]
+    found.curves["halfcheetah", first] = {0: [{"env_steps": s, "qd_score": s**2} for s in range(1, 1001)]}
+    drawn = figures.curves(found, [first], measures={"qd_score": "QD score"}).axes[0].lines[-1].get_xydata()
+    assert 50 < len(drawn) <= 100
+    np.testing.assert_allclose(drawn[:, 1], drawn[:, 0] ** 2)
+    assert drawn[-1].tolist() == [1000, 1000**2]
+
+
 @pytest.mark.parametrize("draw", [lambda f: figures.curves(f, f.labels), figures.profiles])
 def test_no_two_means_of_a_figure_differ_in_colour_alone(root, draw):
     found = collect(write_study(root, "benchmark", "smoke", 2))

@@ -40,6 +40,7 @@ STYLE: dict[str, Any] = {
 # Metadata of each format: without a date, the same figure is the same file.
 FORMATS: dict[str, dict[str, Any]] = {"svg": {"Date": None}, "pdf": {"CreationDate": None}, "png": {}}
 BINS = 5  # per foot, in the picture of a four-footed robot's archive
+FINEST = 80  # points of a line: its axes are some 140 points wide in print, and runs have hundreds of generations
 
 
 def draw(results: Results, archives: Mapping[str, Mapping[str, Any]]) -> Iterator[tuple[str, Figure]]:
@@ -327,6 +328,8 @@ def _lines(axes: Any, steps: np.ndarray, values: np.ndarray, index: int, label: 
     steps, values = steps[there], values[:, there]
     if not len(steps):
         return
+    shown = np.unique(np.linspace(0, len(steps) - 1, FINEST).round().astype(int))  # the first and the last among them
+    steps, values = steps[shown], values[:, shown]
     mean, spread = np.nanmean(values, axis=0), statistics.spread(values)
     axes.fill_between(steps, mean - spread, mean + spread, color=colour, alpha=0.13, linewidth=0)
     for seed in values:
