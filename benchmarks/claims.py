@@ -47,14 +47,15 @@ def _best(results: Results, task: str, measure: str, labels: Sequence[str]) -> s
 
 
 def _higher(claim: str, paper: str, results: Results, task: str, measure: str, who: str, others: Sequence[str]) -> Row:
-    """That a setting has more of a measure than the best of some others."""
+    """That a setting has more of a measure than each of some others; the numbers are those of the best of them."""
     ours, best = results.final(task, who, measure), _best(results, task, measure, others)
     if not len(ours) or not best:
         return claim, paper, *WAITING
     theirs = results.final(task, best, measure)
     words = f"{short(ours.mean())} against {short(theirs.mean())}" + f" ({best})" * (len(others) > 1)
-    told = _few(min(len(results.final(task, label, measure)) for label in others))
-    return claim, paper, words, told or verdict(ours, theirs)
+    said = {verdict(ours, results.final(task, label, measure)) for label in others}  # of each, not of the best alone
+    few = next((v for v in sorted(said) if v not in ("yes", "no", "unclear")), "")
+    return claim, paper, words, few or ("no" if "no" in said else "unclear" if "unclear" in said else "yes")
 
 
 def _less_fit(claim: str, paper: str, results: Results, task: str, who: str, reference: str) -> Row:
@@ -62,7 +63,8 @@ def _less_fit(claim: str, paper: str, results: Results, task: str, who: str, ref
     ours, theirs = (results.final(task, label, "max_fitness") for label in (who, reference))
     if not len(ours) or not len(theirs):
         return claim, paper, *WAITING
-    return claim, paper, f"{ours.mean() / theirs.mean():.0%} as fit", verdict(theirs, ours)
+    words = f"{short(ours.mean())} against {short(theirs.mean())} ({ours.mean() / theirs.mean():.0%})"
+    return claim, paper, words, verdict(theirs, ours)
 
 
 def benchmark(results: Results) -> Iterator[Row]:
