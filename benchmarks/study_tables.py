@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import functools
+import math
 from collections.abc import Callable
 from pathlib import Path
 
@@ -49,17 +50,16 @@ def tried(source: Path) -> Table:
     rows = []
     for task in results.tasks:
         last = {label: results.final(task, label, "generation") * size[label] for label in results.labels}
-        many = min(values.min() for values in last.values() if len(values))
+        whole = math.lcm(*size.values())  # generations of all end there
+        many = min(values.min() for values in last.values() if len(values)) // whole * whole
         for label, in_all in last.items():
             if not len(in_all):
                 continue
-            when = many // size[label]
-            then = [
-                next(row for row in its if row["generation"] == when) for its in results.curves[task, label].values()
-            ]
+            seeds = results.curves[task, label].values()
+            then = [next(row for row in rows_ if row["generation"] * size[label] == many) for rows_ in seeds]
             means = [np.mean([number(row, m) for row in then]) for m in ("qd_score", "coverage", "max_fitness")]
             steps = np.mean([row["env_steps"] for row in then])
-            counts = f"{in_all.mean():.0f}", f"{when * size[label]:.0f}", f"{steps:,.0f}"
+            counts = f"{in_all.mean():.0f}", f"{many:.0f}", f"{steps:,.0f}"
             rows.append([NAMES[task], label, *counts, *map(short, means)])
     head = ["task", "setting", "tried in all", "compared after", "steps by then"]
     return [*head, "QD score", "coverage (%)", "max fitness"], rows
