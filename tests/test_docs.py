@@ -80,13 +80,19 @@ def test_the_tables_of_results_are_those_of_the_stored_runs(monkeypatch, page):
     assert results.filled(ROOT / "results" / "studies", text) == text  # python benchmarks/results.py page
 
 
-def test_a_claim_holds_when_every_seed_says_so():
+def test_a_claim_holds_when_its_seeds_are_higher_than_chance_would_have_them():
     verdict = load(ROOT / "benchmarks" / "claims.py").verdict
     low, middle, high = (np.array([1.0, 2.0, 3.0]) + shift for shift in (0.0, 1.5, 5.0))
     assert verdict(high, low) == "yes"
     assert verdict(low, high) == "no"
     assert verdict(middle, low) == verdict(low, middle) == "unclear"
+    assert verdict(low, low[:1].repeat(3)) == "unclear" != verdict(low[:1].repeat(3), low[:1].repeat(3)) == "no"
     assert verdict(high[:1], low) == "1 seed of 3"
+    # Ten seeds each: the tables of the rank test say that 73 of 100 pairs in order are enough, and 72 are not.
+    ten, ours = np.arange(10.0), [100.0] * 7 + [-1.0] * 2  # 70 pairs in order
+    assert verdict(np.array([*ours, 2.5]), ten) == "yes"
+    assert verdict(np.array([*ours, 1.5]), ten) == "unclear"
+    assert verdict(ten, np.array([*ours, 2.5])) == "no"
 
 
 def test_claims_are_judged_by_the_stored_numbers(tmp_path):
