@@ -34,7 +34,9 @@ from qdhuac.running.files import sha256
 from qdhuac.running.rundir import CONFIG, METRICS, REPERTOIRE, RunDir
 from qdhuac.studies import figures as study_figures
 from qdhuac.studies.folder import FINISHED, RUNS, STUDY, look, read
+from qdhuac.studies.folder import write as write_study
 from qdhuac.studies.report import kept_archives, markdown_table, shown_tables
+from qdhuac.studies.results import ORIGIN
 from qdhuac.studies.results import collect as collect_study
 
 KEPT = (
@@ -59,7 +61,7 @@ def collect(run: Path, target: Path) -> None:
         shutil.copy(run / name, target / name)
     arrays, metadata = repertoire.read(run / REPERTOIRE)
     digest = sha256(run / REPERTOIRE)
-    (target / "origin.json").write_text(
+    (target / ORIGIN).write_text(
         json.dumps({"repertoire_sha256": digest, "versions": metadata["versions"]}, indent=1) + "\n"
     )
     with (target / "archive.csv").open("w", newline="") as file:
@@ -72,24 +74,28 @@ def collect(run: Path, target: Path) -> None:
 def study(root: Path, target: Path) -> None:
     """What is worth keeping of all studies of a root: their records, and their finished runs."""
     for record in sorted(root.glob(f"*/{STUDY}")):
-        finished = [run for run in read(record.parent)[2] if look(root, run).state == FINISHED]
+        name, scale, runs, _ = read(record.parent)
+        finished = [run for run in runs if look(root, run).state == FINISHED]
         if finished:
-            (target / record.parent.name).mkdir(parents=True, exist_ok=True)
-            shutil.copy(record, target / record.parent.name / STUDY)
+            write_study(target, name, scale, runs)
         for run in finished:
             source, kept = root / RUNS / run.folder, target / RUNS / run.folder
-            if not kept.exists():
-                collect(source, kept)
-                rows = RunDir.open(source).read_metrics()
-                origin = json.loads((kept / "origin.json").read_text())
-                origin["metrics_sha256"] = sha256(source / METRICS)
-                (kept / "origin.json").write_text(json.dumps(origin, indent=1) + "\n")
-                (kept / METRICS).unlink()
-                for row in rows:
-                    few = {k: v for k, v in row.items() if k in KEPT or "probe" in k}
-                    rounded = {k: float(f"{v:.7g}") if isinstance(v, float) else v for k, v in few.items()}
-                    RunDir.open(kept).append_metrics(rounded)
-                print(run.name)
+            if kept.exists():
+                continue
+            half = kept.with_name(f"{kept.name}.half")  # a copy that is interrupted is made anew
+            shutil.rmtree(half, ignore_errors=True)
+            collect(source, half)
+            rows = RunDir.open(source).read_metrics()
+            origin = json.loads((half / ORIGIN).read_text())
+            origin["metrics_sha256"] = sha256(source / METRICS)
+            (half / ORIGIN).write_text(json.dumps(origin, indent=1) + "\n")
+            (half / METRICS).unlink()
+            for row in rows:
+                few = {k: v for k, v in row.items() if k in KEPT or "probe" in k}
+                rounded = {k: float(f"{v:.7g}") if isinstance(v, float) else v for k, v in few.items()}
+                RunDir.open(half).append_metrics(rounded)
+            half.rename(kept)
+            print(run.name)
 
 
 TABLE = re.compile(r"(<!-- table: (\S+) (\S+) -->\n).*?(<!-- /table -->)", re.DOTALL)

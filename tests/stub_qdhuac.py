@@ -26,6 +26,7 @@ def lines(done, goal, stop):
             "coverage": 0.1,
             "max_fitness": 2.0 * i,
             "qd_score_auc": 3.0 * i,
+            **dict.fromkeys(("archive_size", "archive_qd_score", "archive_mean_fitness"), i),
             "process": os.getpid(),
             **{f"time_{phase}": 0.5 for phase in ("ask", "evaluate", "tell", "learn")},
         }

@@ -299,6 +299,33 @@ def test_runs_that_are_not_planned_any_more_are_left_out_and_told(tmp_path):
     assert any("2 runs" in note and "not plan" in note for note in found.notes)
 
 
+@pytest.mark.parametrize(
+    ("was", "now", "words"),
+    [
+        ('study = "target"', 'study = "moon"', "moon"),
+        ('scale = "smoke"', 'scale = "huge"', "huge"),
+        ('task = "halfcheetah"', 'task = ["halfcheetah"]', "texts"),
+        ("seed = 101", "seed = 3000101", "whole numbers up to 1099"),
+        ("seed = 101", 'seed = "101"', "whole numbers up to 1099"),
+        ('folder = "', 'fold = "', "folder"),
+    ],
+)
+def test_a_damaged_record_is_refused_by_name(tmp_path, refused, was, now, words):
+    record = write_study(tmp_path, "target", "smoke", 2) / "study.toml"
+    assert was in record.read_text()
+    record.write_text(record.read_text().replace(was, now))
+    message = refused("report", str(record.parent))
+    assert str(record) in message
+    assert words in message
+
+
+def test_a_damaged_configuration_is_refused_by_name(tmp_path, refused):
+    write_study(tmp_path, "target", "smoke", 2)
+    path = tmp_path / "runs" / runs()[0].folder / "config.toml"
+    path.write_text(path.read_text().replace("seed = 100", "seed = 7"))
+    assert f"{path}: does not match its checksum" in refused(*STUDY, str(tmp_path))
+
+
 def test_a_study_of_another_configuration_is_refused(tmp_path, refused):
     made = write_study(tmp_path, "target", "smoke", 2)
     record = made / "study.toml"
@@ -317,11 +344,30 @@ def test_a_run_folder_with_another_configuration_is_refused(tmp_path, refused):
     assert "target_tau = 0.005" in message
 
 
-@pytest.mark.parametrize("damage", ["gap", "hole", "backwards", "torn"])
-def test_metrics_with_a_gap_are_named_and_left_out(tmp_path, refused, damage):
+@pytest.mark.parametrize("number", [*folder.NEEDED, *folder.PROBED])
+def test_a_run_without_a_number_that_is_compared_is_left_out_and_told(tmp_path, number):
+    made = write_study(tmp_path, "latency", "smoke", 2)
+    path = tmp_path / "runs" / collect(made).runs[0].folder / "metrics.jsonl"
+    rows = RunDir.open(path.parent).read_metrics()
+    del rows[3][number]
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    note, *_ = collect(made).notes
+    assert f"{path.parent}: metrics.jsonl has no {number} in generation 4" in note
+
+
+@pytest.mark.parametrize(
+    ("damage", "words"),
+    [
+        ("gap", "has a gap: generation 4 expected, found 5"),
+        ("hole", "has no qd_score in generation 4"),
+        ("backwards", "does not move on in generation 4"),
+        ("torn", "line 3"),
+    ],
+)
+def test_metrics_with_a_gap_are_named_and_left_out(tmp_path, refused, damage, words):
     made = write_study(tmp_path, "target", "smoke", 2)
     path = tmp_path / "runs" / runs()[0].folder / "metrics.jsonl"
-    rows = [json.loads(line) for line in path.read_text().splitlines()]
+    rows = RunDir.open(path.parent).read_metrics()
     if damage == "gap":
         del rows[3]
     if damage == "hole":
@@ -330,7 +376,9 @@ def test_metrics_with_a_gap_are_named_and_left_out(tmp_path, refused, damage):
         rows[3]["env_steps"] = rows[2]["env_steps"]
     text = "".join(json.dumps(row) + "\n" for row in rows)
     path.write_text(text.replace('"generation": 3', '"gen') if damage == "torn" else text)
-    assert runs()[0].folder in refused(*STUDY, str(tmp_path))
+    message = refused(*STUDY, str(tmp_path))
+    assert runs()[0].folder in message
+    assert words in message
     found = collect(made)
     assert runs()[0].folder not in {run.folder for run in found.runs}
     assert len(found.runs) == 3

@@ -13,7 +13,7 @@ import pytest
 from fake_study import write_run, write_study
 
 from qdhuac import cli, config
-from qdhuac.running.rundir import RunDir
+from qdhuac.running.rundir import REPERTOIRE, RunDir
 from qdhuac.studies import catalogue, figures, report, results
 from qdhuac.studies.results import MEASURES, collect
 
@@ -123,13 +123,15 @@ def test_steps_to_reach_the_others_final_score(root):
     found.curves["halfcheetah", first] = {0: rows, 1: rows}
     found.curves["halfcheetah", other] = {0: slow, 1: slow}
     _, table = results.efficiency(found)
-    assert table[0] == ["HalfCheetah", other, "max fitness", "150", "600", "2 of 2", "200", "3"]
+    assert table[0] == ["HalfCheetah", other, "max fitness", "150", "600", "200", "2 of 2", "3"]
     early = [{"env_steps": s, **dict.fromkeys(MEASURES, 150.0)} for s in (100, 200, 600)]  # and then no more
     found.curves["halfcheetah", other] = {0: early, 1: early}
-    assert results.efficiency(found)[1][0][3:] == ["150", "100", "2 of 2", "200", "0.5"]
-    found.curves["halfcheetah", first] = {0: slow, 1: rows}  # one of two is not a majority
+    assert results.efficiency(found)[1][0][3:] == ["150", "100", "200", "2 of 2", "0.5"]
+    found.curves["halfcheetah", first] = {0: slow, 1: rows}  # their mean is not there
     found.curves["halfcheetah", other] = {0: rows, 1: rows}
-    assert results.efficiency(found)[1][0][4:] == ["600", "1 of 2", "not reached", ""]
+    assert results.efficiency(found)[1][0][4:] == ["600", "not reached", "1 of 2", ""]
+    found.curves["halfcheetah", other] = {0: slow, 1: rows}  # and the same runs need the same steps
+    assert results.efficiency(found)[1][0][4:] == ["600", "600", "1 of 2", "1"]
 
 
 def test_the_chance_of_being_better_is_the_references(root):
@@ -187,6 +189,17 @@ def test_pictures_show_archives_at_the_horizon_of_the_study(tmp_path):
     assert len(archives["halfcheetah"]["MAP-Elites"][1]) == 8 * 10
 
 
+def test_pictures_of_a_robot_are_all_of_one_seed(tmp_path):
+    found = collect(write_study(tmp_path, "archive", "laptop", 2))
+    first, second = ({r.seed: r for r in found.runs if r.label == label} for label in ("DNS", "MAP-Elites"))
+    (tmp_path / "runs" / first[100].folder / REPERTOIRE).unlink()
+    path = tmp_path / "runs" / second[101].folder
+    descriptors = [d for line in RunDir.open(path).read_history() for d in line["descriptor"]]
+    shown = report.kept_archives(found)[second[101].task]
+    np.testing.assert_allclose(shown["MAP-Elites"][0], descriptors)
+    assert len(shown) == 2
+
+
 def test_runs_of_different_physics_or_versions_are_named(tmp_path):
     made = write_study(tmp_path, "target", "paper", 1, versions="3.1")
     assert collect(made).notes == []
@@ -201,6 +214,12 @@ def test_runs_of_different_physics_or_versions_are_named(tmp_path):
     (note,) = collect(made).notes
     assert "different versions" in note
     assert "mujoco 3.2 (1 runs, as " + path.name in note
+    (path / REPERTOIRE).unlink()  # as stored results are, which keep the versions in a file of their own
+    assert "unknown (1 runs, as " + path.name in collect(made).notes[0]
+    (path / results.ORIGIN).write_text('{"versions": {"mujoco": "3.3"}}')
+    assert "mujoco 3.3 (1 runs, as " + path.name in collect(made).notes[0]
+    (path / results.ORIGIN).write_text('{"versions": {"mujoco": "3.1"}}')
+    assert collect(made).notes == []
 
 
 def test_seeds_that_not_every_setting_has_are_named(tmp_path):
@@ -214,10 +233,14 @@ def test_seeds_that_not_every_setting_has_are_named(tmp_path):
 def test_false_negatives_are_pooled_over_all_runs(root):
     found = collect(write_study(root, "latency", "smoke", 2))
     lines = [
-        {"env_steps": s, "probe_high": h, "probe_missed": m, "probe_missed_shadow": n, "probe_gap": g}
-        for s, h, m, n, g in ((1, 0, 0, 0, None), (2, 3, 0, 3, 1.0), (3, 1, 1, 0, 2.0))
+        {f"probe_{p}{k}": v for p in ("", "path_") for k, v in counts.items()} | {"env_steps": s, "probe_threshold": t}
+        for s, t, counts in (
+            (1, None, {"high": 0, "missed": 0, "missed_shadow": 0, "gap": 0.0}),  # the shadow still is the critic
+            (2, 9.0, {"high": 3, "missed": 0, "missed_shadow": 3, "gap": 1.0}),
+            (3, 9.0, {"high": 1, "missed": 1, "missed_shadow": 0, "gap": 2.0}),
+        )
     ]
-    found.curves["halfcheetah", "QDHUAC"] = {0: lines}
+    found.curves["halfcheetah", "QDHUAC"] = {0: [*lines, {"env_steps": 4}]}
     _, table = results.false_negatives(found)
     assert table[0][1:] == ["4", "25.0 %", "75.0 %", "1.50"]
 

@@ -19,7 +19,7 @@ from typing import Any, NoReturn
 from qdhuac import __version__, config, presets
 from qdhuac.config import Config
 from qdhuac.errors import RunFailed, UserError
-from qdhuac.studies.catalogue import SCALES, STUDIES
+from qdhuac.studies.catalogue import MOST_SEEDS, SCALES, STUDIES
 
 EXIT_CODES = (
     "exit codes: 0 done, 1 the run failed, 2 bad input; "
@@ -271,7 +271,7 @@ def study(arguments: argparse.Namespace) -> int:
     config.check_choice("study", arguments.name, STUDIES)
     config.check_choice("--scale", arguments.scale, SCALES)
     config.check_choice("--executor", arguments.executor, EXECUTORS)
-    seeds = None if arguments.seeds is None else _whole_number("--seeds", arguments.seeds, 1, 1000)
+    seeds = None if arguments.seeds is None else _whole_number("--seeds", arguments.seeds, 1, MOST_SEEDS)
     jobs = None if arguments.jobs is None else _whole_number("--jobs", arguments.jobs, 1, 1000)
     root, dry_run = Path(arguments.root), arguments.dry_run
     return run_study(arguments.name, arguments.scale, seeds, root, jobs, dry_run, arguments.executor)

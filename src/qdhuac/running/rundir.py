@@ -136,7 +136,10 @@ class RunDir:
             reason = "does not match its checksum"
         except (OSError, UserError) as error:
             reason = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
-        found = checkpoint.newest(self.checkpoints)
+        try:
+            found = checkpoint.newest(self.checkpoints)
+        except UserError as error:
+            raise UserError(f"{path}: {reason}; and {error}") from None
         config = _verified(found.texts[CONFIG], str(found.path / CONFIG))
         if config is None:
             raise UserError(f"{path}: {reason}, and so does the copy in {found.path}")

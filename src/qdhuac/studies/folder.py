@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import math
 import tomllib
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -19,7 +18,16 @@ from qdhuac.studies import catalogue
 from qdhuac.studies.catalogue import Run
 
 STUDY, RUNS, LOGS = "study.toml", "runs", "logs"
-NEEDED = ("env_steps", "qd_score", "coverage", "max_fitness", "qd_score_auc")  # numbers that every line must have
+# Numbers that every line must have, and those of a run with a probe.
+NEEDED = (
+    *("qd_score", "coverage", "max_fitness", "qd_score_auc"),
+    *("archive_size", "archive_qd_score", "archive_mean_fitness"),
+)
+PROBED = tuple(
+    f"probe_{path}{what}"
+    for path in ("", "path_")
+    for what in ("return", "q", "q_shadow", "gap", "high", "missed", "missed_shadow")
+)
 AGAIN = "move the folder away, and the study makes the run again"
 MISSING, STARTED, FINISHED = "missing", "started", "finished"
 
@@ -82,7 +90,10 @@ def read(folder: Path) -> tuple[str, str, list[Run], list[str]]:
     """Study, scale, runs of a study folder, and what the reader should be told about it."""
     where = folder / STUDY
     record = _load(where)
-    wanted = catalogue.study(record["study"], record["scale"])
+    try:
+        wanted = catalogue.study(record["study"], record["scale"])
+    except UserError as error:
+        raise UserError(f"{where}: {error}") from None
     seeds = 1 + max((entry["seed"] - catalogue.FIRST_SEED for entry in record["runs"]), default=-1)
     runs = catalogue.runs(wanted.name, record["scale"], seeds)
     recorded = {_key(entry): entry["config_sha256"] for entry in record["runs"]}
@@ -116,14 +127,14 @@ def look(root: Path, run: Run) -> Found:
         changed = next(b for a, b in zip(ours.splitlines(), same.splitlines(), strict=True) if a != b)
         raise UserError(f"{path}: not the run that the study asks for ({run.name}): it has {changed}")
     rows = folder.read_metrics()
-    _check(path, rows)
+    _check(path, rows, NEEDED + PROBED * run.config.learner.probe)
     done = bool(rows) and rows[-1]["env_steps"] >= run.config.run.env_steps
     # The report comes last: a run that was killed before it may lack its last checkpoint and repertoire.
     whole = (path / REPORT).exists() or not folder.checkpoints.exists()
     return Found(FINISHED if done and whole else STARTED, rows, theirs.task.backend, folder.notes)
 
 
-def _check(path: Path, rows: Sequence[Mapping[str, Any]]) -> None:
+def _check(path: Path, rows: Sequence[Mapping[str, Any]], needed: Sequence[str]) -> None:
     """Every generation once, in order, with the numbers that are compared."""
     before = 0
     for i, row in enumerate(rows, 1):
@@ -131,9 +142,8 @@ def _check(path: Path, rows: Sequence[Mapping[str, Any]]) -> None:
             raise UserError(
                 f"{path}: metrics.jsonl has a gap: generation {i} expected, found {row['generation']}; {AGAIN}"
             )
-        for name in NEEDED:
-            value = row.get(name)
-            if not isinstance(value, int | float) or not math.isfinite(value):
+        for name in needed:
+            if row.get(name) is None:
                 raise UserError(f"{path}: metrics.jsonl has no {name} in generation {i}; {AGAIN}")
         if row["env_steps"] <= before:
             raise UserError(f"{path}: metrics.jsonl does not move on in generation {i}; {AGAIN}")
@@ -143,11 +153,13 @@ def _check(path: Path, rows: Sequence[Mapping[str, Any]]) -> None:
 def _load(where: Path) -> dict[str, Any]:
     try:
         record = tomllib.loads(where.read_text(encoding="utf-8"))
-        keys = {"task", "setting", "seed", "folder", "config_sha256"}
-        if not all(isinstance(record[k], str) for k in ("study", "scale", "version")) or not all(
-            keys <= entry.keys() and isinstance(entry["seed"], int) for entry in record["runs"]
-        ):
-            raise ValueError("keys are missing")
+        texts = [record[k] for k in ("study", "scale", "version")]
+        texts += [entry[k] for entry in record["runs"] for k in ("task", "setting", "folder", "config_sha256")]
+        if not all(isinstance(text, str) for text in texts):
+            raise ValueError("names and hashes are texts")
+        possible = range(catalogue.FIRST_SEED + catalogue.MOST_SEEDS)
+        if not all(entry["seed"] in possible for entry in record["runs"]):
+            raise ValueError(f"seeds are whole numbers up to {possible[-1]}")
     except FileNotFoundError:
         raise UserError(f"{where}: no such file; a study folder is made by: qdhuac study NAME") from None
     except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:

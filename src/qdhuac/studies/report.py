@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import csv
 import io
+import statistics
 from collections.abc import Iterable, Sequence
 from html import escape
 from pathlib import Path
@@ -73,15 +74,17 @@ def _figures(results: Results, folder: Path) -> dict[str, str]:
 
 
 def kept_archives(results: Results) -> dict[str, dict[str, Any]]:
-    """Per task the archives of each setting's first seed, at the study's horizon, as far as they are there."""
+    """Per task the archives of the settings at the study's horizon, all of the seed that most of them have."""
     found: dict[str, dict[str, Any]] = {}
     if results.study.name not in ("benchmark", "archive"):
         return found
-    for run in results.runs:
+    there = [run for run in results.runs if (results.root / RUNS / run.folder / REPERTOIRE).exists()]
+    seeds = {task: statistics.mode([run.seed for run in there if run.task == task]) for task in {r.task for r in there}}
+    for run in there:
+        if run.seed != seeds[run.task]:
+            continue
         mine = found.setdefault(run.task, {})
         path = results.root / RUNS / run.folder
-        if run.label in mine or not (path / REPERTOIRE).exists():
-            continue
         generation = results.curves[run.task, run.label][run.seed][-1]["generation"]
         try:
             _, metadata = repertoire.read(path / REPERTOIRE)
@@ -90,9 +93,9 @@ def kept_archives(results: Results) -> dict[str, dict[str, Any]]:
         except UserError as error:
             results.notes.append(str(error))
             continue
-        there = past.at(generation)
-        if len(there):
-            mine[run.label] = (past.descriptor[there], past.fitness[there], bounds)
+        alive = past.at(generation)
+        if len(alive):
+            mine[run.label] = (past.descriptor[alive], past.fitness[alive], bounds)
     return {task: mine for task, mine in found.items() if mine}
 
 
@@ -112,7 +115,7 @@ CAPTIONS = {
     "latency": "A positive gap means that the shadow target is the more pessimistic of the two.",
     "aggregate": "Interquartile mean and probability of improvement with 95 % stratified bootstrap intervals.",
     "profiles": "Share of runs above each normalised score, with 95 % stratified bootstrap bands.",
-    "archives": "The first seed of each setting, at the last step of the study.",
+    "archives": "The first seed that most settings have an archive of, at the last step of the study.",
 }
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -24,6 +25,7 @@ OWN = {
     "archive_qd_score": "their QD score",
     "archive_mean_fitness": "their mean fitness",
 }
+ORIGIN = "origin.json"  # of a run that is kept without its repertoire: hashes and versions of what it was made from
 NAMES = {"hopper": "Hopper", "walker2d": "Walker2d", "halfcheetah": "HalfCheetah", "ant": "Ant", "humanoid": "Humanoid"}
 Rows = Sequence[Mapping[str, Any]]
 
@@ -138,9 +140,8 @@ def _doubts(results: Results, made_with: Mapping[str, Mapping[str, Sequence[str]
         else:
             yield "no IQM, chances and profiles: no seed has every task and setting"
     for what, folders in made_with.items():
-        known = {name: runs for name, runs in folders.items() if name}
-        if len(known) > 1:
-            told = "; ".join(f"{name} ({len(runs)} runs, as {runs[0]})" for name, runs in known.items())
+        if len(folders) > 1:
+            told = "; ".join(f"{name} ({len(runs)} runs, as {runs[0]})" for name, runs in folders.items())
             yield f"runs with different {what} are compared: {told}"
 
 
@@ -197,43 +198,46 @@ def efficiency(results: Results) -> tuple[list[str], list[list[str]]]:
     for task in results.tasks:
         for label in results.labels[1:]:
             for measure in ("max_fitness", "qd_score"):
-                steps, values = results.curve(task, first, measure)
-                theirs, others = results.curve(task, label, measure)
-                if not len(others) or not len(values):
+                if (found := steps_needed(results, task, label, measure)) is None:
                     continue
-                mean = others.mean(axis=0)
-                goal = float(mean[-1])
-                own = statistics.steps_to_reach(theirs, mean, goal)
-                needed = [statistics.steps_to_reach(steps, curve, goal) for curve in values]
-                there = sorted(n for n in needed if n is not None)
-                # The median over all seeds, of which those that never arrive are the slowest.
-                middle = there[len(needed) // 2] if len(there) > len(needed) // 2 else None
-                rows.append(
-                    [
-                        NAMES[task],
-                        label,
-                        MEASURES[measure],
-                        short(goal),
-                        f"{own:,.0f}" if own else "",
-                        f"{len(there)} of {len(needed)}",
-                        f"{middle:,.0f}" if middle else "not reached",
-                        f"{own / middle:.2g}" if own and middle else "",
-                    ]
-                )
-    head = ["task", "setting", "measure", "its final mean", "its own steps", f"{first} reaches it"]
-    return [*head, "median steps", "times fewer"], rows
+                goal, own, ours = found
+                seeds = results.curve(task, first, measure)[1]
+                there = f"{(seeds >= goal).any(axis=1).sum()} of {len(seeds)}"
+                words = (f"{ours:,.0f}", there, f"{own / ours:.2g}") if ours else ("not reached", there, "")
+                rows.append([NAMES[task], label, MEASURES[measure], short(goal), f"{own:,.0f}", *words])
+    head = ["task", "setting", "measure", "its final mean", "its own steps", f"{first}'s steps"]
+    return [*head, f"{first}'s seeds that get there", "times fewer"], rows
+
+
+def steps_needed(results: Results, task: str, label: str, measure: str) -> tuple[float, float, float | None] | None:
+    """The final mean of a setting and the steps until the mean over seeds is there, its own and the reference's."""
+    steps, values = results.curve(task, results.labels[0], measure)
+    theirs, others = results.curve(task, label, measure)
+    if not len(others) or not len(values):
+        return None
+    mean = others.mean(axis=0)
+    own = statistics.steps_to_reach(theirs, mean, mean[-1])
+    assert own is not None
+    return float(mean[-1]), own, statistics.steps_to_reach(steps, values.mean(axis=0), mean[-1])
 
 
 def false_negatives(results: Results) -> tuple[list[str], list[list[str]]]:
     """Head and rows: how often critic and shadow missed an agent above the archive's 90th percentile, all runs."""
     rows = []
     for name, prefix in (("start states, whole batch", "probe_"), ("along the best agents' way", "probe_path_")):
-        lines = [row for seeds in results.curves.values() for rows_ in seeds.values() for row in rows_]
-        high, missed, shadow = (sum(r.get(prefix + k) or 0 for r in lines) for k in ("high", "missed", "missed_shadow"))
+        lines = [row for seeds in results.curves.values() for rows_ in seeds.values() for row in probed(rows_)]
+        high, missed, shadow = (sum(r[prefix + k] for r in lines) for k in ("high", "missed", "missed_shadow"))
         rates = [f"{100 * n / high:.1f} %" if high else "" for n in (missed, shadow)]
-        gaps = [g for r in lines if (g := r.get(f"{prefix}gap")) is not None]
-        rows.append([name, f"{high:,}", *rates, f"{np.mean(gaps):.2f}" if gaps else ""])
+        rows.append([name, f"{high:,}", *rates, f"{np.mean([r[f'{prefix}gap'] for r in lines]):.2f}" if lines else ""])
     return ["where", "above the threshold", "missed by the critic", "missed by the shadow", "mean gap"], rows
+
+
+def probed(rows: Rows) -> Rows:
+    """Generations in which something can be missed.
+
+    In the first there is no archive yet, and the shadow is the critic; the line that `cut` adds is no generation.
+    """
+    return [row for row in rows if row.get("probe_threshold") is not None]
 
 
 def provenance(results: Results) -> tuple[list[str], list[list[str]]]:
@@ -270,12 +274,15 @@ def _at(measure: str, steps: Sequence[float] | np.ndarray, values: np.ndarray, w
 
 
 def _versions(path: Path) -> str:
-    """What a run was made with, as its repertoire says; empty if there is none."""
+    """What a run was made with, as its repertoire says, or what was kept instead of it."""
     try:
-        found = repertoire.read(path / REPERTOIRE)[1].get("versions", {})
+        if (path / REPERTOIRE).exists():
+            found = repertoire.read(path / REPERTOIRE)[1]["versions"]
+        else:
+            found = json.loads((path / ORIGIN).read_text(encoding="utf-8"))["versions"]
         return ", ".join(f"{name} {version}" for name, version in sorted(found.items()))
-    except UserError:
-        return ""
+    except (UserError, OSError, ValueError, KeyError, TypeError, AttributeError):
+        return "unknown"
 
 
 def _with_interval(statistic: Callable[..., np.ndarray], *scores: np.ndarray) -> str:
