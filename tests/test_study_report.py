@@ -262,11 +262,14 @@ def test_huge_shares_of_an_early_reference_near_0_are_cut_off_and_the_last_are_s
     def rows(*values):
         return {0: [{"env_steps": step, "qd_score": value} for step, value in enumerate(values, 1)]}
 
-    found.curves["halfcheetah", first] = rows(0.01, 1.0, 2.0)
-    found.curves["halfcheetah", other] = rows(3.0, -1.0, 8.0)
-    low, high = figures.curves(found, found.labels, relative=True, measures={"qd_score": "QD score"}).axes[0].get_ylim()
+    found.curves["halfcheetah", first] = rows(0.1, 0.3, 1.0, 2.0)
+    found.curves["halfcheetah", other] = rows(3.0, 3.0, -1.0, 8.0)
+    axes = figures.curves(found, found.labels, relative=True, measures={"qd_score": "QD score"}).axes[0]
+    low, high = axes.get_ylim()
     assert low == 0.0
     assert 4.0 < high < 5.0
+    (drawn,) = (line.get_xydata() for line in axes.lines if line.get_label() == other)
+    np.testing.assert_allclose(drawn, [[2, 10], [3, -1], [4, 4]])  # the reference's 0.1 is too little to be shared
 
 
 def test_a_line_has_no_more_points_than_print_can_show_and_ends_where_the_run_does(root):

@@ -40,6 +40,7 @@ STYLE: dict[str, Any] = {
 # Metadata of each format: without a date, the same figure is the same file.
 FORMATS: dict[str, dict[str, Any]] = {"svg": {"Date": None}, "pdf": {"CreationDate": None}, "png": {}}
 BINS = 5  # per foot, in the picture of a four-footed robot's archive
+SMALL = 0.1  # of its last value: below that, nothing is drawn relative to a reference
 FINEST = 80  # points of a line: its axes are some 140 points wide in print, and runs have hundreds of generations
 
 
@@ -104,8 +105,8 @@ def curves(
                     continue
                 if relative:
                     base = results.mean_at(task, labels[0], measure, steps)
-                    # Of a reference at or below 0, as a fitness can be early on, there is no share.
-                    values = values / np.where(base > 0, base, np.nan)
+                    # Of a reference at or near 0, as a fitness can be early on, a share says nothing.
+                    values = values / np.where(base > max(0.0, SMALL * base[-1]), base, np.nan)
                     ends += values[:, -1].tolist()
                 _lines(axes, steps, values, i, label)
             tidy(axes)

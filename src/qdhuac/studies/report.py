@@ -24,7 +24,7 @@ from qdhuac.studies.folder import RUNS
 from qdhuac.studies.results import Results, collect
 
 Table = tuple[list[str], list[list[str]]]
-STYLE = PAGE_STYLE + "figure { background: #fff } figure img { width: 100%; height: auto; display: block }\n"
+STYLE = PAGE_STYLE + "figure { background: #fff } figure img { max-width: 100%; height: auto; display: block }\n"
 
 
 def write_report(folder: Path) -> tuple[Path, list[str]]:
@@ -109,7 +109,7 @@ TITLES = {
 CAPTIONS = {
     "curves": "Thick: mean over seeds. Band: one standard deviation. Thin: every seed.",
     "own": "The archives that the algorithms keep themselves, not the grid that has seen everybody.",
-    "relative": "Each seed divided by the reference's mean at the same step; no value where that mean is not positive.",
+    "relative": "Each seed divided by the reference's mean at the same step, once that is a tenth of its last value.",
     "final": "At the last step, divided by the reference's mean. A point is a seed, the bar their mean.",
     "utd": "At the last step. Small points: seeds. Line: mean. Band: one standard deviation.",
     "latency": "A positive gap means that the shadow target is the more pessimistic of the two.",
