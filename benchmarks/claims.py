@@ -15,7 +15,7 @@ from scipy.stats import binomtest, mannwhitneyu
 from qdhuac.studies.results import NAMES, Results, collect, probed, short, steps_needed
 
 ENOUGH = 3  # seeds
-CHANCE = 0.05  # of a one-sided test; of ranks, three seeds against three that are all in order have exactly that
+CHANCE = 0.05  # of a one-sided test
 WAITING = ("no run yet", "")
 Row = tuple[str, str, str, str]  # claim, the paper's number, ours, verdict
 
@@ -34,11 +34,8 @@ def verdict(ours: np.ndarray, theirs: np.ndarray) -> str:
     """Whether the claim that ours is the higher one holds."""
     if few := _few(min(len(ours), len(theirs))):
         return few
-    by_chance, contrary = (
-        round(mannwhitneyu(*pair, alternative="greater", method="exact").pvalue, 9)
-        for pair in ((ours, theirs), (theirs, ours))
-    )
-    return "yes" if by_chance <= CHANCE else "no" if contrary <= CHANCE else "unclear"
+    pairs = (ours, theirs), (theirs, ours)
+    return _judged(*(mannwhitneyu(*pair, alternative="greater", method="exact").pvalue for pair in pairs))
 
 
 def signs(differences: np.ndarray) -> str:
@@ -46,8 +43,12 @@ def signs(differences: np.ndarray) -> str:
     up, down = int((differences > 0).sum()), int((differences < 0).sum())
     if not up + down:
         return "not seen"
-    by_chance, contrary = (binomtest(n, up + down, alternative="greater").pvalue for n in (up, down))
-    return "yes" if by_chance <= CHANCE else "no" if contrary <= CHANCE else "unclear"
+    return _judged(*(binomtest(n, up + down, alternative="greater").pvalue for n in (up, down)))
+
+
+def _judged(by_chance: float, contrary: float) -> str:
+    enough = CHANCE + 1e-9  # for rounding: three seeds against three have CHANCE itself
+    return "yes" if by_chance <= enough else "no" if contrary <= enough else "unclear"
 
 
 def _few(seeds: int) -> str:

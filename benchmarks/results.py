@@ -60,10 +60,8 @@ def collect(run: Path, target: Path) -> None:
     for name in (CONFIG, METRICS):
         shutil.copy(run / name, target / name)
     arrays, metadata = repertoire.read(run / REPERTOIRE)
-    digest = sha256(run / REPERTOIRE)
-    (target / ORIGIN).write_text(
-        json.dumps({"repertoire_sha256": digest, "versions": metadata["versions"]}, indent=1) + "\n"
-    )
+    hashes = {"repertoire_sha256": sha256(run / REPERTOIRE), "metrics_sha256": sha256(run / METRICS)}
+    (target / ORIGIN).write_text(json.dumps({**hashes, "versions": metadata["versions"]}, indent=1) + "\n")
     with (target / "archive.csv").open("w", newline="") as file:
         writer = csv.writer(file)
         writer.writerow(["fitness", *(f"descriptor_{i}" for i in range(arrays["descriptor"].shape[1]))])
@@ -85,15 +83,11 @@ def study(root: Path, target: Path) -> None:
             half = kept.with_name(f"{kept.name}.half")  # a copy that is interrupted is made anew
             shutil.rmtree(half, ignore_errors=True)
             collect(source, half)
-            rows = RunDir.open(source).read_metrics()
-            origin = json.loads((half / ORIGIN).read_text())
-            origin["metrics_sha256"] = sha256(source / METRICS)
-            (half / ORIGIN).write_text(json.dumps(origin, indent=1) + "\n")
             (half / METRICS).unlink()
-            for row in rows:
+            smaller = RunDir.open(half)
+            for row in RunDir.open(source).read_metrics():
                 few = {k: v for k, v in row.items() if k in KEPT or "probe" in k}
-                rounded = {k: float(f"{v:.7g}") if isinstance(v, float) else v for k, v in few.items()}
-                RunDir.open(half).append_metrics(rounded)
+                smaller.append_metrics({k: float(f"{v:.7g}") if isinstance(v, float) else v for k, v in few.items()})
             half.rename(kept)
             print(run.name)
 

@@ -307,6 +307,7 @@ def test_runs_that_are_not_planned_any_more_are_left_out_and_told(tmp_path):
         ('task = "halfcheetah"', 'task = ["halfcheetah"]', "texts"),
         ("seed = 101", "seed = 3000101", "whole numbers up to 1099"),
         ("seed = 101", 'seed = "101"', "whole numbers up to 1099"),
+        ("seed = 101", "seed = 101.0", "whole numbers up to 1099"),
         ('folder = "', 'fold = "', "folder"),
     ],
 )

@@ -158,7 +158,7 @@ def _load(where: Path) -> dict[str, Any]:
         if not all(isinstance(text, str) for text in texts):
             raise ValueError("names and hashes are texts")
         possible = range(catalogue.FIRST_SEED + catalogue.MOST_SEEDS)
-        if not all(entry["seed"] in possible for entry in record["runs"]):
+        if not all(type(entry["seed"]) is int and entry["seed"] in possible for entry in record["runs"]):
             raise ValueError(f"seeds are whole numbers up to {possible[-1]}")
     except FileNotFoundError:
         raise UserError(f"{where}: no such file; a study folder is made by: qdhuac study NAME") from None
