@@ -5,6 +5,7 @@ import os
 os.environ.setdefault("JAX_PLATFORMS", "cpu")
 
 import dataclasses
+from pathlib import Path
 
 import jax
 import jax.numpy as jnp
@@ -24,6 +25,15 @@ def compile_each_program_once(tmp_path_factory):
     jax.config.update("jax_compilation_cache_dir", str(tmp_path_factory.mktemp("jax")))
     jax.config.update("jax_persistent_cache_min_entry_size_bytes", -1)
     jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.1)
+
+
+@pytest.fixture(scope="module", autouse=True)
+def forget_what_a_file_compiled():
+    """JAX keeps programs, each in many memory maps; a process that needs more than 65 530 of them crashes."""
+    yield
+    maps = Path("/proc/self/maps")  # Linux alone has it
+    assert not maps.exists() or maps.read_bytes().count(b"\n") < 50_000, "this file compiles too much for one process"
+    jax.clear_caches()
 
 
 @pytest.fixture
