@@ -288,8 +288,8 @@ def test_a_closed_terminal_is_a_polite_stop(tmp_path):
     words = [sys.executable, "-c", HUNG_UP, str(tmp_path / "code"), os.ttyname(theirs)]
     process = subprocess.Popen(words, stdin=theirs, stdout=theirs, stderr=theirs, start_new_session=True)
     os.close(theirs)
-    assert b"ready" in os.read(ours, 100)
-    os.close(ours)
+    with open(ours, "rb", buffering=0) as terminal:  # closed after the whole line, not in the middle of its writing
+        assert terminal.readline() == b"ready\r\n"
     assert process.wait(60) == 0
     assert (tmp_path / "code").read_text() == "129"
 
