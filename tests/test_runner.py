@@ -268,9 +268,10 @@ def test_signals_reach_a_busy_run_and_handlers_come_back():
 
 
 HUNG_UP = """
-import os, pathlib, sys, time
+import os, pathlib, signal, sys, time
 from qdhuac.running.stopping import Stop
 
+signal.signal(signal.SIGHUP, signal.SIG_DFL)  # whatever these tests were started with
 os.open(sys.argv[2], os.O_RDWR)  # the first terminal that the leader of a session opens is its own
 with Stop(lambda: print("stopping", flush=True)) as stop:
     print("ready", flush=True)
