@@ -7,7 +7,7 @@ CHROMIUM := --no-install-recommends chromium libegl1 libgl1-mesa-dri
 QDAX := .venv-qdax
 QDAX_PIP := $(QDAX)/bin/python -m pip install --quiet --disable-pip-version-check --no-deps
 
-.PHONY: setup train view test test-resilience test-qdax test-playground test-browser docs clean
+.PHONY: setup train view test test-resilience test-qdax test-playground test-browser three docs clean
 
 train: setup  ## the main job: a repertoire for HalfCheetah with the default preset; ARGS="--task ant" adds options
 	$(BIN)/qdhuac train $(ARGS)
@@ -32,6 +32,10 @@ test-playground: $(VENV)/.playground  ## an environment of MuJoCo Playground as 
 
 test-browser: $(VENV)/.browser  ## explorer and report in headless Chromium: the system's, or else playwright's own
 	$(BIN)/python -m pytest -o addopts="-q -p no:cacheprovider" tests/browser
+
+three:  ## what the explorer takes of three.js, as one file in the package; needs Node.js, as nothing else does
+	cd web && npm ci --silent && npx esbuild three.mjs --bundle --minify --format=esm --legal-comments=inline \
+		--outfile=../src/qdhuac/viewing/three.js
 
 docs: $(VENV)/.docs  ## the documentation as a site, in site/; any warning is an error
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --quiet --strict
@@ -71,4 +75,4 @@ $(QDAX)/.made: benchmarks/peers/qdax.txt
 	touch $@
 
 clean:
-	rm -rf $(VENV) $(QDAX) site
+	rm -rf $(VENV) $(QDAX) site web/node_modules

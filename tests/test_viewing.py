@@ -2,11 +2,13 @@
 
 import io
 import json
+import shutil
 import socket
 import threading
 from http.client import HTTPConnection
 
 import jax
+import mujoco
 import numpy as np
 import pytest
 from conftest import toy_config
@@ -18,9 +20,8 @@ from qdhuac.errors import UserError
 from qdhuac.running import repertoire
 from qdhuac.running.rundir import RunDir
 from qdhuac.tasks.native import NativeLocomotion
-from qdhuac.viewing import explorer, video
-from qdhuac.viewing.scene import geom_mesh
-from qdhuac.viewing.trajectory import Trajectory, geom_poses, simulate
+from qdhuac.viewing import explorer, scene, video
+from qdhuac.viewing.trajectory import Trajectory, simulate
 
 
 @pytest.fixture(scope="module")
@@ -36,19 +37,25 @@ def test_what_is_seen_is_what_was_evaluated(walker):
     assert seen.reward.sum() == pytest.approx(float(evaluation.fitness[0]), rel=1e-4)
     assert seen.contacts.mean(0) == pytest.approx(np.asarray(evaluation.descriptor[0]), abs=1e-6)
     assert len(seen.qpos) == len(seen.reward) + 1 == int(evaluation.steps[0]) + 1
-    positions, rotations = geom_poses(walker.robot.model, seen.qpos)
-    assert np.linalg.norm(rotations, axis=-1) == pytest.approx(1.0, abs=1e-5)
-    assert not np.allclose(positions[0], positions[-1])
 
 
-def test_meshes_have_the_size_of_the_geoms(walker):
+def test_the_page_gets_each_geom_where_mujoco_has_it(walker):
     model = walker.robot.model
-    meshes = [geom_mesh(model, geom) for geom in range(model.ngeom)]
-    assert meshes[0] is None  # the floor
-    for geom, mesh in enumerate(meshes[1:], 1):
-        radius, half = model.geom_size[geom, :2]
-        assert mesh.bounds[1] == pytest.approx([radius, radius, half + radius], rel=0.03)
-        assert mesh.bounds[0] == pytest.approx(-mesh.bounds[1], rel=0.03)
+    solid = [g for g in range(model.ngeom) if model.geom_type[g] != mujoco.mjtGeom.mjGEOM_PLANE]
+    shapes = scene.shapes(model)
+    assert [s["shape"] for s in shapes] == ["capsule"] * len(solid)
+    assert [s["size"] for s in shapes] == model.geom_size[solid].tolist()
+    qpos = np.tile(model.qpos0, (50, 1)) + np.linspace(0, 0.5, 50)[:, None]
+    poses, dt = scene.poses(model, Trajectory(qpos, np.zeros(49), np.zeros((49, 2)), 0.01))
+    assert (poses.shape, dt) == ((17, len(solid), 7), 0.03)  # every third step: at most 30 a second
+    data = mujoco.MjData(model)
+    data.qpos[:] = qpos[48]
+    mujoco.mj_kinematics(model, data)
+    np.testing.assert_allclose(poses[16, :, :3], data.geom_xpos[solid], rtol=1e-6)
+    x, y, z, w = poses[16, 0, 3:]
+    turned = np.zeros(9)
+    mujoco.mju_quat2Mat(turned, np.array([w, x, y, z], float))
+    np.testing.assert_allclose(turned, data.geom_xmat[solid[0]], atol=1e-6)
 
 
 def pictures(n=6):
@@ -117,98 +124,92 @@ def test_a_run_without_generations_and_a_port_in_use(make_runner, run, capsys):
     fresh = make_runner("fresh")
     assert main(["view", str(fresh.folder.path)]) == 2
     assert "no generation has ended yet" in capsys.readouterr().err
-    pytest.importorskip("viser")
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
         assert main(["view", str(run.path), "--port", str(port)]) == 2
     assert f"--port {port}: cannot be used" in capsys.readouterr().err
 
 
-class Stage:
-    """A scene that only remembers."""
-
-    def __init__(self):
-        self.shown = {}
-
-    def show(self, side, trajectory):
-        self.shown[side] = trajectory
-
-
 @pytest.fixture
-def site(run, monkeypatch):
-    """An explorer over a toy run, and a function that asks it."""
-    walk = Trajectory(np.zeros((3, 1)), np.array([1.0, np.nan]), np.array([[True, False]] * 2), 0.5)
+def site(run, walker, monkeypatch):
+    """An explorer over a toy run, and a function that asks it as its own page would."""
+    walk = Trajectory(np.zeros((3, walker.robot.model.nq)), np.array([1.0, np.nan]), np.array([[True, False]] * 2), 0.5)
     monkeypatch.setattr(explorer, "simulate", lambda task, genotypes, index: walk)
-    stage = Stage()
-    server = explorer.serve(explorer.Explorer(run, None, stage), 0, 9)
+    server = explorer.Server(explorer.Explorer(run, walker), 0)
     threading.Thread(target=server.serve_forever, daemon=True).start()
 
-    def ask(path, host=None):
+    def ask(path, token=None, **headers):
         connection = HTTPConnection(*server.server_address)
-        connection.request("GET", path, headers={"Host": host} if host else {})
+        connection.putrequest("GET", f"/{server.token if token is None else token}/{path}", skip_host="Host" in headers)
+        for name, value in headers.items():
+            connection.putheader(name.replace("_", "-"), value)
+        connection.endheaders()
         answer = connection.getresponse()
         content = answer.read()
         connection.close()
         return answer.status, json.loads(content) if answer.headers["Content-Type"] == "application/json" else content
 
-    yield run, stage, ask
+    ask.server = server
+    yield run, ask
     server.shutdown()
     server.server_close()
 
 
 def test_the_explorer_answers_from_the_files(site):
-    run, stage, ask = site
-    status, about = ask("/run")
+    run, ask = site
+    status, about = ask("run")
     assert (status, about["name"], about["first"], about["last"]) == (200, "<b>run<b>", 1, 6)
     arrays, _ = repertoire.find(run)
-    assert ask("/archive?generation=6")[1]["id"] == arrays["provenance/id"].tolist()
-    assert len(ask("/archive?generation=1")[1]["id"]) == 6
+    assert ask("archive?generation=6")[1]["id"] == arrays["provenance/id"].tolist()
+    assert len(ask("archive?generation=1")[1]["id"]) == 6
     best = int(arrays["fitness"].argmax())
     id = int(arrays["provenance/id"][best])
     assert about["best"] == id
     assert about["operators"] == {"0": "random", "1": "Iso+Line"}
-    ever = [fitness for g in range(1, 7) for fitness in ask(f"/archive?generation={g}")[1]["fitness"]]
+    ever = [fitness for g in range(1, 7) for fitness in ask(f"archive?generation={g}")[1]["fitness"]]
     assert about["fitness"] == [min(ever), max(ever)]
-    _, one = ask(f"/show?side=right&id={id}")
+    _, one = ask(f"individual?id={id}")
     assert one["fitness"] == arrays["fitness"][best]
     assert one["lineage"][0]["id"] == id
     assert one["reward"] == [1.0, None]
     assert one["contacts"] == [[1, 1], [0, 0]]
-    assert stage.shown["right"] is not None
-    assert ask("/clear?side=right")[0] == 200
-    assert stage.shown == {"right": None}
-    content = load(ask(f"/policy?id={id}")[1])
+    dt, *poses = np.frombuffer(ask(f"poses?id={id}")[1], "<f4")
+    assert dt == 0.5
+    assert len(poses) == 3 * 7 * len(about["shapes"])
+    content = load(ask(f"policy?id={id}")[1])
     np.testing.assert_array_equal(content["x"], arrays["genotypes/x"][best])
+    for name in ("", "page.js", "scene.js", "three.js", "plotly.js"):
+        assert ask(name)[0] == 200, name
 
 
 def test_a_long_trace_is_thinned_but_no_touch_is_lost():
     contacts = np.zeros((3000, 2), bool)
     contacts[7, 1] = True
     traces = explorer._traces(Trajectory(np.zeros((3001, 1)), np.ones(3000), contacts, 0.05))
-    assert len(traces["time"]) == len(traces["reward"]) == len(traces["contacts"][0]) <= explorer.MOST_POINTS
+    assert len(traces["time"]) == len(traces["reward"]) == len(traces["contacts"][0]) <= explorer.MAX_POINTS
     assert [sum(foot) for foot in traces["contacts"]] == [0, 1]
     assert traces["fitness_here"] == 3000
 
 
 def test_the_explorer_refuses_politely(site):
-    _, stage, ask = site
-    assert ask("/run", host="elsewhere.example:80")[0] == 404
-    for path in (
-        "/nothing",
-        "/archive",
-        "/archive?generation=x",
-        "/show?side=top&id=1",
-        "/clear?side=top",
-        "/../config.toml",
-    ):
-        assert ask(path)[0] == 404, path
-    assert ask("/show?side=left&id=99999") == (409, {"error": "id 99999: was never in this archive"})
-    assert b"<b>run" not in ask("/")[1]  # the page is the same for every run: names come as JSON
-    gone = set(ask("/archive?generation=3")[1]["id"]) - set(ask("/archive?generation=6")[1]["id"])
+    _, ask = site
+    for path in ("nothing", "archive", "archive?generation=x", "individual?id=-1", "policy?id=" + "9" * 5000):
+        assert ask(path) == (404, b"not found"), path
+    assert ask("individual?id=99999") == (409, {"error": "id 99999: was never in this archive"})
+    assert b"<b>run" not in ask("")[1]  # the page is the same for every run: names come as JSON
+    gone = set(ask("archive?generation=3")[1]["id"]) - set(ask("archive?generation=6")[1]["id"])
+    assert gone
     for id in gone:  # was there once: known, but without its policy
-        assert ask(f"/show?side=left&id={id}")[1]["kept"] is False
-        assert stage.shown["left"] is None
-        assert ask(f"/policy?id={id}")[0] == 409
+        assert ask(f"individual?id={id}")[1]["kept"] is False
+        for question in ("policy", "poses"):
+            assert ask(f"{question}?id={id}") == (409, {"error": f"id {id}: its policy is not kept"})
+
+
+def test_a_run_without_its_history_is_one_line(run, walker):
+    (run.path / "history.jsonl").write_bytes(b"")
+    shutil.rmtree(run.path / "checkpoints")  # which has a copy
+    with pytest.raises(UserError, match=r"history\.jsonl is missing or empty"):
+        explorer.Explorer(run, walker)
 
 
 def test_a_browser_that_goes_away_is_no_news(capfd):
@@ -219,31 +220,19 @@ def test_a_browser_that_goes_away_is_no_news(capfd):
         def archive(self, generation):
             raise ZeroDivisionError
 
-    with explorer.serve(Explorer(), 0, 9) as server:
+    with explorer.Server(Explorer(), 0) as server:
         threading.Thread(target=server.serve_forever, daemon=True).start()
-        for path, told in (("/run", False), ("/archive?generation=1", True)):
+        for path, told in (("run", False), ("archive?generation=1", True)):
             connection = HTTPConnection(*server.server_address)
-            connection.request("GET", path)
+            connection.request("GET", f"/{server.token}/{path}")
             with pytest.raises(ConnectionError):
                 connection.getresponse()
             assert ("Error" in capfd.readouterr().err) is told, path
         server.shutdown()
 
 
-def test_viser_s_page_comes_without_its_tracker(site):
-    _, _, ask = site
-    pytest.importorskip("viser")
-    status, page = ask("/scene/index.html")
-    assert status == 200
-    assert b"assets/index" in page
-    assert b"google" not in page
-    assert b"gtag" not in page
-    assert ask("/logo.svg")[0] == 200
-    assert ask("/scene/../../__init__.py")[0] == 404
-
-
 def test_the_explorer_follows_a_run_that_trains_on(site, make_runner):
-    _, _, ask = site
+    _, ask = site
     make_runner("<b>run<b>", again=True, run__generations=8).run()
-    assert ask("/run")[1]["last"] == 8
-    assert ask("/archive?generation=8")[1]["id"]
+    assert ask("run")[1]["last"] == 8
+    assert ask("archive?generation=8")[1]["id"]

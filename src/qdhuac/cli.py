@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import contextlib
-import importlib.util
 import json
 import os
 import re
@@ -235,31 +234,25 @@ def view(arguments: argparse.Namespace) -> int:
     _warn(folder.notes)
     if not len(arrays["fitness"]):
         raise UserError(f"{folder.path}: the archive is empty")
-    if any(importlib.util.find_spec(name) is None for name in ("viser", "plotly")):
-        raise UserError("qdhuac view needs viser and plotly: make setup-view or pip install '.[view]' gets them")
+    from qdhuac.extras import require
+
+    require("plotly", "view")
     _require_port(port)
     from qdhuac.running.jax_setup import prepare_jax
 
     prepare_jax()
     from qdhuac.running.evaluation import check_genotypes
     from qdhuac.viewing import explorer
-    from qdhuac.viewing.scene import Scene
     from qdhuac.viewing.trajectory import viewing_task
 
     task = viewing_task(settings)
     check_genotypes(task, repertoire.genotypes(arrays), str(folder.path / REPERTOIRE))
-    scene_port = explorer.free_port()
-    scene = Scene(task.robot.model, scene_port)
-    try:
-        with explorer.serve(explorer.Explorer(folder, task, scene), port, scene_port) as server:
-            address = f"http://{explorer.HOST}:{port}"
-            print(f"open {address} in a browser; Ctrl-C ends", flush=True)
-            if not arguments.no_browser and (os.environ.get("DISPLAY") or os.environ.get("WAYLAND_DISPLAY")):
-                webbrowser.open(address)
-            with contextlib.suppress(KeyboardInterrupt):
-                server.serve_forever()
-    finally:
-        scene.close()
+    with explorer.Server(explorer.Explorer(folder, task), port) as server:
+        print(f"open {server.address} in a browser; Ctrl-C ends", flush=True)
+        if not arguments.no_browser and (os.environ.get("DISPLAY") or os.environ.get("WAYLAND_DISPLAY")):
+            webbrowser.open(server.address)
+        with contextlib.suppress(KeyboardInterrupt):
+            server.serve_forever()
     return 0
 
 

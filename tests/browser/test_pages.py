@@ -36,8 +36,9 @@ def address(run):
         [*CLI, "view", str(run), "--no-browser", "--port", str(port)], stdout=subprocess.PIPE, text=True
     ) as server:
         try:
-            assert server.stdout.readline() == f"open http://127.0.0.1:{port} in a browser; Ctrl-C ends\n"
-            yield f"http://127.0.0.1:{port}"
+            line = server.stdout.readline()
+            assert re.fullmatch(rf"open http://127\.0\.0\.1:{port}/\S+/ in a browser; Ctrl-C ends\n", line)
+            yield line.split()[1]
             server.send_signal(signal.SIGINT)
             assert server.wait(60) == 0
         finally:
@@ -82,7 +83,7 @@ def test_the_explorer(page, address):
     expect(page.locator("#which")).to_have_text("generation 4", timeout=SLOW)
     expect(page.locator("#left .reward .scatterlayer")).to_be_visible(timeout=SLOW)
     expect(page.locator("#left .contacts .scatterlayer")).to_be_visible()
-    canvas = page.frame_locator("#scene").locator("canvas").first
+    canvas = page.locator("#scene canvas")
     expect(canvas).to_be_visible(timeout=SLOW)
     page.wait_for_timeout(3000)
     shoot(page, "explorer")

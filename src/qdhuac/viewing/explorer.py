@@ -1,20 +1,23 @@
-"""`qdhuac view`: a page on this machine alone, with the archive through the generations and robots that walk."""
+"""`qdhuac view`: a page on this machine alone, with the archive through the generations and robots that walk.
+
+One server on one port. Each start draws a token, which is the first part of every address: `/TOKEN/page.js`. A page
+elsewhere cannot guess it, and neither can another user of this machine. What the server hands out are the constants in
+`ASSETS` and the answers of an `Explorer`: no request names a file.
+"""
 
 from __future__ import annotations
 
 import json
-import mimetypes
 import re
-import socket
+import secrets
 import sys
 import threading
 from collections.abc import Callable
 from functools import lru_cache
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from importlib import resources
-from pathlib import Path
 from typing import Any
-from urllib.parse import parse_qs, unquote, urlsplit
+from urllib.parse import parse_qs, urlsplit
 
 import numpy as np
 
@@ -23,16 +26,22 @@ from qdhuac.analysis.history import History, rebuild
 from qdhuac.errors import UserError
 from qdhuac.running import repertoire
 from qdhuac.running.rundir import HISTORY, REPERTOIRE, RunDir
-from qdhuac.viewing.scene import SIDES, Scene
+from qdhuac.viewing import scene
 from qdhuac.viewing.trajectory import Trajectory, simulate
 
 HOST = "127.0.0.1"
-MOST_POINTS = 1000  # of a trace: more cannot be seen
-SCENE = "/scene/"
-NOTHING = b'<svg xmlns="http://www.w3.org/2000/svg"/>'
-OURS = "default-src 'self'; style-src 'self' 'unsafe-inline'; img-src 'self' data: blob:"
-VISERS = f"default-src 'self' 'unsafe-inline' 'unsafe-eval' data: blob: ws://{HOST}:*"  # nothing from elsewhere
+MAX_POINTS = 1000  # of a trace: more cannot be seen
+REMEMBERED = 8  # episodes: the page asks for the facts and the poses of each
+PATIENCE_S = 10  # a connection that sends nothing for so long is closed
+BINARY = "application/octet-stream"
 HEADERS = {
+    "Content-Security-Policy": (
+        "default-src 'none'; script-src 'self'; style-src 'self' 'unsafe-inline'; img-src 'self' data: blob:; "
+        "connect-src 'self'; frame-ancestors 'none'; base-uri 'none'; form-action 'none'"
+    ),
+    "Cross-Origin-Opener-Policy": "same-origin",
+    "Cross-Origin-Resource-Policy": "same-origin",
+    "Referrer-Policy": "no-referrer",  # an address has the token in it
     "X-Content-Type-Options": "nosniff",
     "Cache-Control": "no-store",
 }
@@ -41,11 +50,12 @@ HEADERS = {
 class Explorer:
     """What the page asks for, from the files of a run, which may still be growing."""
 
-    def __init__(self, folder: RunDir, task: Any, scene: Scene) -> None:
-        self.folder, self.task, self.scene = folder, task, scene
+    def __init__(self, folder: RunDir, task: Any) -> None:
+        self.folder, self.task = folder, task
         self.settings = folder.read_config()
         self._lock = threading.Lock()
         self._stamp: tuple[Any, ...] = ()
+        self._trajectories: dict[int, Trajectory] = {}  # by id, the newest last
         self.refresh()
 
     def refresh(self) -> None:
@@ -56,10 +66,10 @@ class Explorer:
         self.arrays, self.metadata = repertoire.find(self.folder)
         size = self.arrays["descriptor"].shape[1]
         rows = self.folder.read_history()
-        self.recorded = bool(rows)
-        self.history: History = rebuild(rows or [_as_history(self.arrays, self.metadata)], size)
-        last = self.metadata["generation"]
-        self.generations = (rows[0]["generation"], rows[-1]["generation"]) if rows else (last, last)
+        if not rows:
+            raise UserError(f"{self.folder.path}: {HISTORY} is missing or empty, so there is nothing to show")
+        self.history: History = rebuild(rows, size)
+        self.generations = rows[0]["generation"], rows[-1]["generation"]
         self._where = {int(one): index for index, one in enumerate(self.arrays["provenance/id"])}
         self._stamp = stamp
 
@@ -75,14 +85,14 @@ class Explorer:
                 "bounds": self.metadata["descriptor_bounds"],
                 "first": self.generations[0],
                 "last": self.generations[1],
-                "recorded": self.recorded,
-                "fitness": [float(h.fitness.min()), float(h.fitness.max())],  # of everybody: colours must not change
+                "fitness": [float(h.fitness.min()), float(h.fitness.max())],  # ever: colours must not change
                 "operators": {int(i): _operator(int(i)) for i in np.unique(h.operator)},
                 "best": int(self.arrays["provenance/id"][self.arrays["fitness"].argmax()]),
+                "shapes": scene.shapes(self.task.robot.model),
             }
 
     def archive(self, generation: int) -> dict[str, Any]:
-        """Who was there after a generation."""
+        """The individuals of the archive after a generation."""
         with self._lock:
             h = self.history
             now = h.at(generation)
@@ -94,8 +104,8 @@ class Explorer:
                 "kept": [int(one) in self._where for one in h.id[now]],
             }
 
-    def show(self, side: str, id: int) -> dict[str, Any]:
-        """Let an individual walk, and say what is known about it."""
+    def individual(self, id: int) -> dict[str, Any]:
+        """What is known about an individual, and how it fared in an episode if its policy is kept."""
         with self._lock:
             h = self.history
             line = h.lineage(id)
@@ -116,98 +126,127 @@ class Explorer:
                 ],
                 "kept": id in self._where,
             }
-            trajectory = self._trajectory(id) if id in self._where else None
-            self.scene.show(side, trajectory)
-            return facts | (_traces(trajectory) if trajectory is not None else {})
+            return facts | (_traces(self._trajectory(id)) if id in self._where else {})
 
-    def clear(self, side: str) -> dict[str, Any]:
-        """Take a robot away."""
+    def poses(self, id: int) -> bytes:
+        """Where every geom of the robot is in that episode: seconds per frame, then [frames, geoms, 7], as float32."""
         with self._lock:
-            self.scene.show(side, None)
-            return {}
+            poses, dt = scene.poses(self.task.robot.model, self._trajectory(id))
+            return np.float32(dt).tobytes() + np.ascontiguousarray(poses, "<f4").tobytes()
 
     def policy(self, id: int) -> bytes:
         """The genotype of an individual as a safetensors file."""
         from safetensors.numpy import save
 
         with self._lock:
-            if id not in self._where:
-                raise UserError(f"id {id}: its policy is not kept")
-            index = self._where[id]
+            index = self._row(id)
             named = {k.partition("/")[2]: v for k, v in self.arrays.items() if k.startswith("genotypes/")}
             arrays = {k: np.ascontiguousarray(v[index]) for k, v in named.items()}
             about = {"task": self.settings.task.name, "id": str(id), "fitness": str(self.arrays["fitness"][index])}
             return save(arrays, about)
 
+    def _row(self, id: int) -> int:
+        if id not in self._where:
+            raise UserError(f"id {id}: its policy is not kept")
+        return self._where[id]
+
     def _trajectory(self, id: int) -> Trajectory:
-        return simulate(self.task, repertoire.genotypes(self.arrays), self._where[id])
+        row = self._row(id)
+        if id not in self._trajectories:
+            self._trajectories[id] = simulate(self.task, repertoire.genotypes(self.arrays), row)
+            if len(self._trajectories) > REMEMBERED:
+                del self._trajectories[next(iter(self._trajectories))]
+        return self._trajectories[id]
 
 
-def serve(explorer: Explorer, port: int, scene_port: int) -> ThreadingHTTPServer:
-    """A server for the page; the caller lets it run. A UserError if the port is taken."""
+class Server(ThreadingHTTPServer):
+    """Serves one explorer on this machine alone; `address` is where it is, with the token of this start."""
 
-    def answer(path: str, query: dict[str, str]) -> tuple[str, bytes]:
-        if path in PAGES:
-            return PAGES[path][0], PAGES[path][1]()
-        if path.startswith(SCENE):
-            return _viser(unquote(path.removeprefix(SCENE)))
-        if path == "/run":
-            scene = f"{SCENE}index.html?websocket=ws://{HOST}:{scene_port}"
-            return "application/json", _json(explorer.run() | {"scene": scene})
-        if path == "/archive":
-            return "application/json", _json(explorer.archive(int(query["generation"])))
-        if path == "/show" and query["side"] in SIDES:
-            return "application/json", _json(explorer.show(query["side"], int(query["id"])))
-        if path == "/clear" and query["side"] in SIDES:
-            return "application/json", _json(explorer.clear(query["side"]))
-        if path == "/policy":
-            return "application/octet-stream", explorer.policy(int(query["id"]))
-        raise KeyError(path)
+    allow_reuse_address = True
+    daemon_threads = True
+    request_queue_size = 128
 
-    class Handler(BaseHTTPRequestHandler):
-        def do_GET(self) -> None:
-            parts = urlsplit(self.path)
-            host = (self.headers.get("Host") or "").rpartition(":")[0]
-            try:
-                if host not in (HOST, "localhost"):  # a page elsewhere that has our address under its own name
-                    raise KeyError("host")
-                kind, content = answer(parts.path, {k: v[0] for k, v in parse_qs(parts.query).items()})
-                code = 200
-            except (KeyError, ValueError):
-                code, kind, content = 404, "text/plain", b"not found"
-            except UserError as error:
-                code, kind, content = 409, "application/json", _json({"error": str(error)})
-            self.send_response(code)
-            for name, value in {"Content-Type": kind, "Content-Length": str(len(content)), **HEADERS}.items():
-                self.send_header(name, value)
-            self.send_header("Content-Security-Policy", VISERS if parts.path.startswith(SCENE) else OURS)
-            if kind == "application/octet-stream":
-                self.send_header("Content-Disposition", "attachment; filename=policy.safetensors")
-            self.end_headers()
-            self.wfile.write(content)
+    def __init__(self, explorer: Explorer, port: int) -> None:
+        try:
+            super().__init__((HOST, port), Handler)
+        except OSError as error:
+            raise UserError(f"--port {port}: cannot be used ({error.strerror}); name another one") from None
+        self.explorer, self.token = explorer, secrets.token_urlsafe(16)
+        self.hosts = tuple(f"{name}:{self.server_port}" for name in (HOST, "localhost"))
+        self.address = f"http://{HOST}:{self.server_port}/{self.token}/"
 
-        def log_message(self, format: str, *args: Any) -> None:
-            pass
-
-    class Server(ThreadingHTTPServer):
-        allow_reuse_address = True
-        daemon_threads = True
-
-        def handle_error(self, request: Any, client_address: Any) -> None:
-            if not isinstance(sys.exception(), ConnectionError):  # a browser that went away is no news
-                super().handle_error(request, client_address)
-
-    try:
-        return Server((HOST, port), Handler)
-    except OSError as error:
-        raise UserError(f"--port {port}: cannot be used ({error.strerror}); name another one") from None
+    def handle_error(self, request: Any, client_address: Any) -> None:
+        """A browser that goes away is normal; anything else is shown."""
+        if not isinstance(sys.exception(), ConnectionError | TimeoutError):
+            super().handle_error(request, client_address)
 
 
-def free_port() -> int:
-    """A port that nobody uses."""
-    with socket.socket() as probe:
-        probe.bind((HOST, 0))
-        return probe.getsockname()[1]
+class Handler(BaseHTTPRequestHandler):
+    """Answers GET, if the request comes from the page itself or from someone who typed its address."""
+
+    server: Server
+    timeout = PATIENCE_S
+    server_version, sys_version = "qdhuac", ""
+
+    def do_GET(self) -> None:
+        parts = urlsplit(self.path)
+        _, token, *rest = [*parts.path.split("/", 2), ""]
+        if refusal := self._refusal(token):
+            self._send(403, "text/plain; charset=utf-8", refusal.encode())
+            return
+        try:
+            query = {name: values[0] for name, values in parse_qs(parts.query).items()}
+            self._send(200, *self._answer(rest[0], query))
+        except KeyError:
+            self._send(404, "text/plain; charset=utf-8", b"not found")
+        except UserError as error:
+            self._send(409, "application/json", _json({"error": str(error)}))
+
+    def _refusal(self, token: str) -> str:
+        """Why a request is not answered; empty if it is."""
+        if self.headers.get("Host") not in self.server.hosts:  # a name of theirs may lead to this machine
+            return "this explorer answers on 127.0.0.1 only"
+        if self.headers.get("Origin") not in (None, f"http://{self.headers['Host']}"):
+            return "this explorer answers no other page"
+        if self.headers.get("Sec-Fetch-Site", "none") not in ("none", "same-origin"):
+            return "this explorer answers no other page"
+        if not secrets.compare_digest(token.encode(), self.server.token.encode()):
+            return "wrong or missing token: open the address that qdhuac view has printed"
+        return ""
+
+    def _answer(self, name: str, query: dict[str, str]) -> tuple[str, bytes]:
+        """Content type and content. A KeyError: there is no such thing."""
+        explorer = self.server.explorer
+        if name in ASSETS:
+            kind, content = ASSETS[name]
+            return kind, content()
+        if name == "run":
+            return "application/json", _json(explorer.run())
+        if name == "archive":
+            return "application/json", _json(explorer.archive(_number(query["generation"])))
+        if name == "individual":
+            return "application/json", _json(explorer.individual(_number(query["id"])))
+        if name == "poses":
+            return BINARY, explorer.poses(_number(query["id"]))
+        if name == "policy":
+            return BINARY, explorer.policy(_number(query["id"]))
+        raise KeyError(name)
+
+    def _send(self, code: int, kind: str, content: bytes) -> None:
+        self.send_response(code)
+        for name, value in {"Content-Type": kind, "Content-Length": str(len(content)), **HEADERS}.items():
+            self.send_header(name, value)
+        self.end_headers()
+        self.wfile.write(content)
+
+    def log_message(self, format: str, *args: Any) -> None:
+        """Nothing: the terminal belongs to the command."""
+
+
+def _number(text: str) -> int:
+    if not re.fullmatch("[0-9]{1,9}", text):
+        raise KeyError(text)
+    return int(text)
 
 
 @lru_cache
@@ -217,42 +256,22 @@ def _plotly() -> bytes:
     return get_plotlyjs().encode()
 
 
-def _viser(name: str) -> tuple[str, bytes]:
-    """A file of viser's page, without the visitors' count that it would report to a company."""
-    import viser
-
-    root = (Path(viser.__file__).parent / "client" / "build").resolve()
-    file = (root / name).resolve()
-    if root not in file.parents or not file.is_file():
-        raise KeyError(name)
-    content = file.read_bytes()
-    if file.suffix == ".html":
-        content = re.sub(rb"<!--.*?-->", b"", content, flags=re.DOTALL)
-        content = re.sub(
-            rb"<script\b(?:(?!</script>).)*gtag(?:(?!</script>).)*</script>", b"", content, flags=re.DOTALL
-        )
-        content = re.sub(rb'<link rel="manifest"[^>]*>', b"", content)  # it names an icon that is not there
-        content = content.replace(
-            b"</head>", b"<style>.mantine-Paper-root { display: none }</style></head>"
-        )  # its panel
-    return mimetypes.guess_type(file.name)[0] or "application/octet-stream", content
-
-
 def _asset(name: str) -> Callable[[], bytes]:
     return lambda: (resources.files("qdhuac.viewing") / name).read_bytes()
 
 
-PAGES: dict[str, tuple[str, Callable[[], bytes]]] = {
-    "/": ("text/html; charset=utf-8", _asset("page.html")),
-    "/page.js": ("text/javascript; charset=utf-8", _asset("page.js")),
-    "/plotly.js": ("text/javascript; charset=utf-8", _plotly),
-    "/favicon.ico": ("image/svg+xml", lambda: NOTHING),
-    "/logo.svg": ("image/svg+xml", lambda: NOTHING),  # viser asks for it before it hears that it should not show it
+JAVASCRIPT = "text/javascript; charset=utf-8"
+ASSETS: dict[str, tuple[str, Callable[[], bytes]]] = {
+    "": ("text/html; charset=utf-8", _asset("page.html")),
+    "page.js": (JAVASCRIPT, _asset("page.js")),
+    "scene.js": (JAVASCRIPT, _asset("scene.js")),
+    "three.js": (JAVASCRIPT, _asset("three.js")),
+    "plotly.js": (JAVASCRIPT, _plotly),
 }
 
 
 def _traces(trajectory: Trajectory) -> dict[str, Any]:
-    step = -(-len(trajectory.reward) // MOST_POINTS)
+    step = -(-len(trajectory.reward) // MAX_POINTS)
     starts = np.arange(0, len(trajectory.reward), step)
     return {
         "time": (trajectory.dt * np.arange(1, len(trajectory.reward) + 1))[::step].tolist(),
@@ -263,14 +282,6 @@ def _traces(trajectory: Trajectory) -> dict[str, Any]:
         "fitness_here": float(np.nan_to_num(trajectory.reward).sum()),
         "steps": len(trajectory.reward),
     }
-
-
-def _as_history(arrays: dict[str, Any], metadata: dict[str, Any]) -> dict[str, Any]:
-    """A run that recorded no history, as if everybody had come in its last generation."""
-    size = len(arrays["fitness"])
-    columns = {name: arrays[f"provenance/{name}"] for name in ("id", "parents", "operator")}
-    columns |= {"slot": np.arange(size), "fitness": arrays["fitness"], "descriptor": arrays["descriptor"]}
-    return {"generation": metadata["generation"], **columns}
 
 
 def _operator(index: int) -> str:

@@ -1,9 +1,10 @@
-"use strict";
+import { Stage } from "./scene.js";
+
 // Text from files goes into the page as text only (textContent), never as HTML.
 const $ = (id) => document.getElementById(id);
 const COLOURS = ["#1f77b4", "#ff7f0e", "#2ca02c", "#9467bd"], CELLS = 24, LEFT = "#d9480f", RIGHT = "#1864ab";
 const config = { displaylogo: false, responsive: true, displayModeBar: false };
-let run = null, shown = null, chosen = { left: null, right: null }, asked = 0, player = null;
+let run = null, shown = null, stage = null, chosen = { left: null, right: null }, asked = 0, player = null;
 
 async function ask(path) {
   const answer = await fetch(path);
@@ -91,23 +92,30 @@ async function moveTo(generation) {
   drawArchive();
 }
 
-async function show(side, id) {
+async function present(side, id) {
   const place = $(side);
   place.replaceChildren(element("p", `individual ${id} ...`));
-  const one = await ask(`show?side=${side}&id=${id}`);
+  const one = await ask(`individual?id=${id}`);
   chosen[side] = id;
+  stage.hide(side);
+  if (one.kept) {
+    const content = await (await fetch(`poses?id=${id}`)).arrayBuffer();
+    const numbers = new Float32Array(content);
+    stage.show(side, numbers.subarray(1), numbers[0]);
+  }
   place.replaceChildren();
   const head = element("p", undefined, place);
   const name = element("b", `individual ${one.id}`, head);
   name.style.color = side === "left" ? LEFT : RIGHT;
   const away = element("button", "remove", head);
-  away.onclick = () => guarded(clear)(side);
+  away.onclick = () => clear(side);
   element("div", `fitness ${short(one.fitness)}`, head);
   element("div", `descriptor (${one.descriptor.map(short).join(", ")})`, head);
   if (one.kept) {
     element("div", `in this episode: ${short(one.fitness_here)} in ${one.steps} steps`, head).className = "soft";
     const link = element("a", "download the policy", head);
     link.href = `policy?id=${one.id}`;
+    link.download = "policy.safetensors";
     for (const [key, label, traces] of [
       ["reward", "reward", [{ x: one.time, y: one.reward, mode: "lines" }]],
       ["contacts", "foot on the ground", one.contacts.map((c, i) => ({ x: one.time, y: c.map((v) => (v ? i + 1 : null)), mode: "markers", marker: { symbol: "line-ns", size: 8, line: { width: Math.max(1, Math.round(160 / c.length)), color: COLOURS[i % COLOURS.length] } } }))],
@@ -133,8 +141,8 @@ async function show(side, id) {
   drawArchive();
 }
 
-async function clear(side) {
-  await ask(`clear?side=${side}`);
+function clear(side) {
+  stage.hide(side);
   chosen[side] = null;
   $(side).replaceChildren(element("p", side === "right" ? "choose “right” and click an individual to compare" : ""));
   drawArchive();
@@ -151,8 +159,7 @@ async function follow() {
     document.title = run.title;
     $("title").textContent = run.title;
     $("name").textContent = run.name;
-    $("nohistory").textContent = run.recorded ? "" : "This run recorded no history.";
-    $("scene").src = run.scene;
+    stage = new Stage($("scene"), run.shapes);
   }
   for (const [index, name] of Object.entries(run.operators)) {
     if (document.querySelector(`#operators input[value="${index}"]`)) continue;
@@ -166,7 +173,7 @@ async function follow() {
     await moveTo(run.last);
   }
   if (before === null) {
-    await clear("right"); // the scene may still have what an earlier page showed
+    clear("right");
     await show("left", run.best);
   }
 }
@@ -195,7 +202,7 @@ function play() {
 const guarded = (action) => (...rest) => action(...rest).then(
   () => { $("trouble").textContent = ""; },
   (error) => { $("trouble").textContent = error.message; });
-show = guarded(show);
+const show = guarded(present);
 $("generation").oninput = () => { pause(); guarded(moveTo)(+$("generation").value); };
 $("play").onclick = play;
 guarded(follow)();

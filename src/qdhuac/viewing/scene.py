@@ -1,99 +1,53 @@
-"""The 3-D scene: up to two robots side by side that walk on the spot while the floor moves under them."""
+"""What the browser needs to draw a robot: the shapes of its geoms, and where they are in each frame of an episode."""
 
 from __future__ import annotations
 
-import contextlib
-import io
-import threading
-import time
 from typing import Any
 
+import mujoco
 import numpy as np
 
-from qdhuac.viewing.trajectory import Trajectory, geom_poses
+from qdhuac.viewing.trajectory import Trajectory
+from qdhuac.viewing.video import every
 
-SIDES = ("left", "right")
-GAP = 2.0  # metres between the two
-FPS = 25.0
-CELL = 0.5  # metres of a square of the floor
-
-
-class Scene:
-    """A viser server on this machine alone. `show` replaces one of the robots."""
-
-    def __init__(self, model: Any, port: int) -> None:
-        import viser
-
-        self.model = model
-        with contextlib.redirect_stdout(io.StringIO()):  # it praises itself even if it is asked not to
-            self._server = viser.ViserServer(host="127.0.0.1", port=port, verbose=False)
-        self._server.gui.configure_theme(control_layout="collapsible", show_logo=False, show_share_button=False)
-        self._floor = self._server.scene.add_grid("/floor", width=20, height=20, cell_size=CELL, section_size=4 * CELL)
-        self._shown: dict[str, tuple[Trajectory, np.ndarray, np.ndarray, list[Any]]] = {}
-        self._lock, self._ended = threading.Lock(), threading.Event()
-
-        @self._server.on_client_connect
-        def _look_from_the_side(client: Any) -> None:
-            client.camera.position, client.camera.look_at = (1.3, -3.2, 1.3), (0.0, 0.0, 0.5)
-
-        threading.Thread(target=self._play, daemon=True).start()
-
-    def show(self, side: str, trajectory: Trajectory | None) -> None:
-        """Let a robot walk, from the beginning; None takes it away."""
-        poses = geom_poses(self.model, trajectory.qpos) if trajectory is not None else None
-        with self._lock:
-            for handle in self._shown.pop(side, (None, None, None, []))[3]:
-                handle.remove()
-            if trajectory is None or poses is None:
-                return
-            self._shown[side] = (trajectory, *poses, self._bodies(side))
-            self._began = time.monotonic()
-
-    def close(self) -> None:
-        """Stop the clock and the server."""
-        self._ended.set()
-        self._server.stop()
-
-    def _bodies(self, side: str) -> list[Any]:
-        """One mesh for each geom but the floor, in the order of the geoms."""
-        scene, handles = self._server.scene, []
-        for geom in range(self.model.ngeom):
-            mesh = geom_mesh(self.model, geom)
-            if mesh is None:
-                continue
-            colour = tuple(float(c) for c in self.model.geom_rgba[geom, :3])
-            handles.append(scene.add_mesh_simple(f"/{side}/{geom}", mesh.vertices, mesh.faces, color=colour))
-        return handles
-
-    def _play(self) -> None:
-        solid = [geom for geom in range(self.model.ngeom) if geom_mesh(self.model, geom) is not None]
-        while not self._ended.wait(1 / FPS):
-            with self._lock, self._server.atomic():
-                for side, (trajectory, positions, rotations, handles) in self._shown.items():
-                    t = int((time.monotonic() - self._began) / trajectory.dt) % len(positions)
-                    torso = positions[t, solid[0]]
-                    both = len(self._shown) > 1
-                    away = np.array([-torso[0], -torso[1] + both * GAP * (SIDES.index(side) - 0.5), 0.0])
-                    for geom, handle in zip(solid, handles, strict=True):
-                        handle.position, handle.wxyz = positions[t, geom] + away, rotations[t, geom]
-                    if side == next(iter(self._shown)):
-                        self._floor.position = (-float(torso[0]) % (4 * CELL), -float(torso[1]) % (4 * CELL), 0.0)
+FPS = 30.0  # at most; the page moves smoothly between two frames
+SHAPES = {
+    int(mujoco.mjtGeom.mjGEOM_SPHERE): "sphere",
+    int(mujoco.mjtGeom.mjGEOM_CAPSULE): "capsule",
+    int(mujoco.mjtGeom.mjGEOM_ELLIPSOID): "ellipsoid",
+    int(mujoco.mjtGeom.mjGEOM_CYLINDER): "cylinder",
+    int(mujoco.mjtGeom.mjGEOM_BOX): "box",
+}
 
 
-def geom_mesh(model: Any, geom: int) -> Any:
-    """The shape of a geom as a mesh; None for the floor and for what is invisible."""
-    import mujoco
-    import trimesh
+def drawn(model: Any) -> list[int]:
+    """The geoms that are drawn: all with a shape, unless they are transparent. The page has a floor of its own."""
+    return [g for g in range(model.ngeom) if model.geom_type[g] in SHAPES and model.geom_rgba[g, 3] > 0]
 
-    kind, size = mujoco.mjtGeom(model.geom_type[geom]), model.geom_size[geom]
-    if model.geom_rgba[geom, 3] == 0:
-        return None
-    if kind == mujoco.mjtGeom.mjGEOM_SPHERE:
-        return trimesh.creation.icosphere(subdivisions=2, radius=size[0])
-    if kind == mujoco.mjtGeom.mjGEOM_CAPSULE:
-        mesh = trimesh.creation.capsule(height=2 * size[1], radius=size[0], count=(16, 16))
-        mesh.apply_translation(-mesh.bounds.mean(0))  # trimesh begins a capsule at its lower end
-        return mesh
-    if kind == mujoco.mjtGeom.mjGEOM_BOX:
-        return trimesh.creation.box(extents=2 * size)
-    return None
+
+def shapes(model: Any) -> list[dict[str, Any]]:
+    """For each drawn geom its shape, MuJoCo's three sizes, and its colour (red, green, blue from 0 to 1)."""
+    return [
+        {
+            "shape": SHAPES[model.geom_type[g]],
+            "size": model.geom_size[g].tolist(),
+            "colour": model.geom_rgba[g, :3].tolist(),
+        }
+        for g in drawn(model)
+    ]
+
+
+def poses(model: Any, trajectory: Trajectory) -> tuple[np.ndarray, float]:
+    """Position, then rotation as x, y, z, w, of each drawn geom [frames, geoms, 7]; and seconds per frame."""
+    stride = every(trajectory.dt, FPS)
+    qpos, geoms = trajectory.qpos[::stride], drawn(model)
+    out = np.zeros((len(qpos), len(geoms), 7), np.float32)
+    data, quaternion = mujoco.MjData(model), np.zeros(4)
+    for t, pose in enumerate(qpos):
+        data.qpos[:] = pose
+        mujoco.mj_kinematics(model, data)
+        out[t, :, :3] = data.geom_xpos[geoms]
+        for i, geom in enumerate(geoms):
+            mujoco.mju_mat2Quat(quaternion, data.geom_xmat[geom])
+            out[t, i, 3:] = np.roll(quaternion, -1)
+    return out, stride * trajectory.dt

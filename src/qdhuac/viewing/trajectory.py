@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import jax
 import numpy as np
@@ -63,21 +63,3 @@ def simulate(task: NativeLocomotion, genotypes: Genotype, index: int, seed: int 
     contacts = np.array(features) <= 0.0
     dt = tables.frames * float(robot.model.opt.timestep)
     return Trajectory(np.array(poses), reward, contacts[:, :0] if task.spec.omni else contacts, dt)
-
-
-def geom_poses(model: Any, qpos: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Where every geom is in each pose: positions [T, geoms, 3] and rotations as w, x, y, z [T, geoms, 4]."""
-    import mujoco
-
-    data = mujoco.MjData(model)
-    positions = np.zeros((len(qpos), model.ngeom, 3), np.float32)
-    rotations = np.zeros((len(qpos), model.ngeom, 4), np.float32)
-    quaternion = np.zeros(4)
-    for t, pose in enumerate(qpos):
-        data.qpos[:] = pose
-        mujoco.mj_kinematics(model, data)
-        positions[t] = data.geom_xpos
-        for geom in range(model.ngeom):
-            mujoco.mju_mat2Quat(quaternion, data.geom_xmat[geom])
-            rotations[t, geom] = quaternion
-    return positions, rotations

@@ -1,0 +1,2 @@
+export { AmbientLight, BoxGeometry, BufferGeometry, CanvasTexture, CapsuleGeometry, Color, CylinderGeometry, DirectionalLight, Fog, Group, HemisphereLight, Mesh, MeshStandardMaterial, PerspectiveCamera, PlaneGeometry, Quaternion, RepeatWrapping, Scene, SphereGeometry, SRGBColorSpace, Vector3, WebGLRenderer, PCFShadowMap } from "three";
+export { OrbitControls } from "three/addons/controls/OrbitControls.js";
