@@ -13,7 +13,7 @@ train: setup  ## the main job: a repertoire for HalfCheetah with the default pre
 	$(BIN)/qdhuac train $(ARGS)
 
 view: setup  ## the newest run in the browser, also while it trains
-	$(BIN)/qdhuac view "$$(dirname "$$(ls -t runs/*/config.toml runs/*/*/config.toml 2>/dev/null | head -1)")" $(ARGS)
+	$(BIN)/qdhuac view $(ARGS)
 
 test: $(VENV)/.dev  ## linter, type check, tests
 	$(BIN)/ruff check .

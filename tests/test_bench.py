@@ -88,9 +88,36 @@ def test_best_times_takes_turns_and_keeps_the_fastest(monkeypatch):
 class ToyTask:
     policy = Policy(3, 2, (4,))
 
+    def __init__(self, steps=rollout.STEPS):
+        self.steps = steps
+
     def evaluate(self, genotypes, key):
         zeros = jnp.zeros(rollout.BATCH)
-        return Evaluation(zeros, zeros[:, None], zeros)
+        return Evaluation(zeros, zeros[:, None], jnp.full(rollout.BATCH, self.steps, jnp.int32))
+
+
+class FallsAtOnce(ToyTask):
+    """A robot whose episode ends with its first step, if falling ends it."""
+
+    def __init__(self, settings):
+        self.steps = 1 if settings.task.after_termination == "stop" else settings.task.episode_length
+
+
+def test_rollouts_of_a_robot_that_falls_at_once_are_whole(monkeypatch):
+    monkeypatch.setattr(rollout, "build_task", FallsAtOnce)
+    monkeypatch.setattr(rollout, "best_times", lambda calls, repeats: {"mjx": 4.0, "native": 2.0})
+    results = list(rollout.measure(("hopper",)))
+    whole = rollout.BATCH * rollout.STEPS
+    assert [(r.value, r.ratio) for r in results] == [(whole / 4.0, 1.0), (whole / 2.0, 2.0)]
+
+
+def test_steps_that_were_not_simulated_are_not_counted(monkeypatch):
+    slow, fast = ToyTask(steps=rollout.STEPS), ToyTask(steps=1)
+    monkeypatch.setattr(rollout, "build_task", lambda s: fast if s.task.backend == "native" else slow)
+    monkeypatch.setattr(rollout, "best_times", lambda calls, repeats: {"mjx": 4.0, "native": 2.0})
+    native = list(rollout.measure(("hopper",)))[1]
+    assert native.value == rollout.BATCH / 2.0
+    assert native.ratio == pytest.approx(2.0 / rollout.STEPS)
 
 
 @pytest.fixture

@@ -8,11 +8,14 @@ import socket
 import subprocess
 import sys
 from http.client import HTTPConnection
+from pathlib import Path
 from urllib.parse import urlsplit
+from urllib.request import url2pathname
 
 import pytest
 
 from qdhuac.cli import main
+from qdhuac.viewing.explorer import Server
 
 # A file outside of the page, in 20 ways to write the way to it; each is tried from two places.
 CLIMBS = [
@@ -132,8 +135,6 @@ def test_the_token_is_needed_for_everything(explorer):
 
 
 def test_each_start_has_its_own_token():
-    from qdhuac.viewing.explorer import Server
-
     with Server(None, 0) as first, Server(None, 0) as second:
         assert first.token != second.token
 
@@ -153,6 +154,7 @@ def test_each_start_has_its_own_token():
         {"Origin": "http://127.0.0.1:1"},
         {"Sec_Fetch_Site": "cross-site"},
         {"Sec_Fetch_Site": "same-site"},
+        {"Sec_Fetch_Site": "cross-site", "Sec_Fetch_Dest": "iframe"},
     ],
 )
 def test_other_hosts_and_other_pages_are_refused_with_the_right_token(explorer, headers):
@@ -169,6 +171,27 @@ def test_its_own_page_is_answered_under_both_names(explorer):
         host = f"{name}:{place.port}"
         same = {"Origin": f"http://{host}", "Sec_Fetch_Site": "same-origin"}
         assert ask(address, f"{place.path}run", host=host, **same)[0] == 200
+
+
+def test_a_link_to_the_page_can_be_followed_from_elsewhere(explorer):
+    """From a terminal that is a web page itself, or from the file that opens the browser."""
+    address, _ = explorer
+    place = urlsplit(address)
+    followed = {"Sec_Fetch_Site": "cross-site", "Sec_Fetch_Dest": "document", "Sec_Fetch_Mode": "navigate"}
+    assert ask(address, place.path, **followed)[0] == 200
+    assert ask(address, "/guess/", **followed)[0] == 403
+
+
+def test_the_command_line_of_the_browser_does_not_tell_the_token(monkeypatch):
+    opened = []
+    monkeypatch.setattr("webbrowser.open", opened.append)
+    with Server(None, 0) as server:
+        server.open_browser()
+        page = Path(url2pathname(urlsplit(opened[0]).path))
+        assert server.token not in opened[0]
+        assert f"url={server.address}" in page.read_text()
+        assert page.parent.stat().st_mode & 0o077 == 0
+    assert not page.parent.exists()
 
 
 def test_no_socket_is_upgraded_and_nothing_can_be_shared(explorer):

@@ -165,11 +165,15 @@ import sys
 import gym_envs, qdhuac
 from test_gym import walk
 if __name__ == "__main__":
-    qdhuac.train(walk(workers=2), sys.argv[1], algorithm="dns", preset="smoke", settings={"run.generations": 100000})
+    for seed in range(3):
+        settings = {"run.generations": 100000, "run.seed": seed}
+        qdhuac.train(walk(workers=2), f"{sys.argv[1]}-{seed}", algorithm="dns", preset="smoke", settings=settings)
 """
 
 
-def test_ctrl_c_in_a_terminal_saves_although_it_goes_to_every_process(tmp_path):
+@pytest.mark.parametrize(("number", "ends"), [(signal.SIGINT, -signal.SIGINT), (signal.SIGTERM, 143)])
+def test_a_stop_saves_and_ends_a_loop_over_seeds_too(tmp_path, number, ends):
+    """In a terminal Ctrl-C goes to every process of the group."""
     (tmp_path / "script.py").write_text(CTRL_C)
     environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parent)}
     words = [sys.executable, str(tmp_path / "script.py"), str(tmp_path / "run")]
@@ -177,11 +181,13 @@ def test_ctrl_c_in_a_terminal_saves_although_it_goes_to_every_process(tmp_path):
     with subprocess.Popen(words, env=environment, start_new_session=True, **pipes) as process:
         while not process.stdout.readline().startswith("generation "):
             assert process.poll() is None, process.stderr.read()
-        os.killpg(process.pid, signal.SIGINT)
+        os.killpg(process.pid, number) if number == signal.SIGINT else process.send_signal(number)
         out, err = process.communicate(timeout=120)
+    assert process.returncode == ends
     assert "saved; resume with" in out
-    assert "Traceback" not in err
-    run = qdhuac.load(tmp_path / "run")
+    assert err.count("Traceback") == (number == signal.SIGINT)  # Python's own, of the loop
+    assert [path.name for path in tmp_path.glob("run-*")] == ["run-0"]
+    run = qdhuac.load(tmp_path / "run-0")
     assert run.metadata["generation"] == len(run.folder.read_metrics()) > 0
 
 

@@ -1,5 +1,6 @@
 """The report: complete, self-contained, and safe to open whatever the files hold."""
 
+import json
 import re
 import xml.etree.ElementTree as ET
 
@@ -7,6 +8,7 @@ import numpy as np
 import pytest
 from conftest import toy_config
 
+from qdhuac import cli
 from qdhuac.analysis import figures, report
 
 ROW = {
@@ -96,3 +98,93 @@ def test_the_best_individual_is_in_the_page_or_the_reason_why_not():
     page = report.render("a run", toy_config(), [ROW], found(2), film=f"not filmed: {HOSTILE}")
     assert "not filmed: &lt;script&gt;" in page
     assert "<img" not in page
+
+
+def cells(page, heading):
+    """The table below a heading, as rows of text."""
+    table = page.partition(heading)[2].partition("</table>")[0]
+    return [re.findall(r"<t[dh]>(.*?)</t[dh]>", row) for row in re.findall(r"<tr>(.*?)</tr>", table)]
+
+
+def near(text, value):
+    """Whether a number as people see it is the stored one, within half of its last digit."""
+    if value is None:
+        return text == "–"
+    share = text.endswith("%")
+    bare = text.removesuffix(" %").replace(",", "")
+    digits = len(bare.partition("e")[0].partition(".")[2])
+    slack = 0.501 * 10.0 ** (int(bare.partition("e")[2] or 0) - digits)
+    return abs(float(bare) - (100 if share else 1) * value) <= slack
+
+
+def test_near_knows_a_share_from_its_percentage():
+    assert near("2.3 %", 0.0234)
+    assert not near("0.0", 0.234)
+    assert near("1.235e+08", 123_456_789.0)
+    assert not near("1.24e+08", 123_456_789.0)
+    assert near("–", None)
+
+
+def test_report_terminal_and_files_say_the_same(toys, tmp_path, capsys):
+    run = tmp_path / "run"
+    options = ["--preset", "smoke", "--generations", "5", "--run-dir", str(run), "--set", "learner.utd=0.1"]
+    assert cli.main(["train", *options]) == 0
+    trained = capsys.readouterr().out
+    assert cli.main(["evaluate", str(run), "--episodes", "2"]) == 0
+    evaluated = capsys.readouterr().out
+    assert cli.main(["report", str(run)]) == 0
+    page = (run / "report.html").read_text()
+    rows = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+    last = rows[-1]
+
+    # The tiles and the terminal's last line against metrics.jsonl.
+    tiles = {label: value for value, label in re.findall(r'class="tile"><b>(.*?)</b><span>(.*?)</span>', page)}
+    line = [text for text in trained.splitlines() if text.startswith("generation ")][-1] + "  "
+    for label, name in {
+        "QD score": "qd_score",
+        "coverage": "coverage",
+        "max fitness": "max_fitness",
+        "QD score AUC": "qd_score_auc",
+        "archive size": "archive_size",
+        "environment steps": "env_steps",
+        "gradient updates": "gradient_updates",
+        "generations": "generation",
+    }.items():
+        assert near(tiles.pop(label), last[name]), label
+        said = {"archive size": "archive", "environment steps": "steps", "generations": "generation"}.get(label, label)
+        if label != "gradient updates":
+            found = re.search(rf"{said} (\S+(?: %)?)", line)
+            assert near(found[1], last[name]), label
+    assert tiles.keys() == {"wall time"}
+
+    # Who survived and how long it took, against sums over metrics.jsonl.
+    operators = {row[0]: row for row in cells(page, "<h2>Operators</h2>")[1:]}
+    assert operators.keys() >= {"isoline"}
+    for name, row in operators.items():
+        tried, survived = (sum(r.get(f"{name}/{key}", 0) for r in rows) for key in ("tried", "survived"))
+        assert near(row[1], tried)
+        assert near(row[2], survived)
+        assert near(row[3], survived / tried)
+    times = {name: sum(r.get(f"time_{name}", 0.0) for r in rows) for name, *_ in cells(page, "<h2>Time</h2>")[1:]}
+    for name, _, share in cells(page, "<h2>Time</h2>")[1:]:
+        assert near(share, times[name] / sum(times.values()))
+
+    # The archive again, in the page and in the terminal, against evaluation.json.
+    again = json.loads((run / "evaluation.json").read_text())
+    printed = {
+        cells_[0]: cells_[1:]
+        for text in evaluated.splitlines()
+        if len(cells_ := [cell.strip() for cell in text.strip("│ ").split("│")]) == 3
+    }
+    names = {
+        "QD score": "qd_score",
+        "coverage": "coverage",
+        "max fitness": "max_fitness",
+        "mean fitness": "mean_fitness",
+    }
+    for label, *values in cells(page, "<h2>Evaluated again, 2 times each</h2>")[1:]:
+        assert values == printed[label]
+        stored = [again[side][names[label]] for side in ("stored", "again")]
+        assert all(map(near, values, stored)), label
+        assert label != "coverage" or all(value.endswith(" %") for value in values)
+    assert again["stored"]["qd_score"] == pytest.approx(last["qd_score"], rel=0.5)  # the archive, not the passive grid

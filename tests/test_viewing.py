@@ -6,6 +6,7 @@ import shutil
 import socket
 import threading
 from http.client import HTTPConnection
+from pathlib import Path
 
 import jax
 import mujoco
@@ -15,6 +16,7 @@ from conftest import toy_config
 from PIL import Image
 from safetensors.numpy import load
 
+from qdhuac import cli
 from qdhuac.cli import main
 from qdhuac.errors import UserError
 from qdhuac.running import repertoire
@@ -118,6 +120,18 @@ def test_bad_input_is_one_line(run, capsys, monkeypatch, tmp_path, arguments, te
     error = capsys.readouterr().err
     assert text in error
     assert error.count("\n") == 1
+
+
+def test_without_a_folder_the_newest_run_that_can_be_shown_is_viewed(run, capsys, monkeypatch, tmp_path):
+    monkeypatch.chdir(tmp_path)
+    assert main(["view"]) == 2
+    assert "runs/ has no run that can be shown" in capsys.readouterr().err
+    (tmp_path / "runs").mkdir()
+    run.path.rename(tmp_path / "runs" / "older")
+    for name, settings in (("own", toy_config(task__name="own")), ("just-begun", toy_config())):
+        RunDir.create(tmp_path / "runs" / name, settings).unlock()
+    found, settings, arrays = cli._newest_to_see()
+    assert (found.path, settings.task.name, len(arrays["fitness"]) > 0) == (Path("runs/older"), "halfcheetah", True)
 
 
 def test_a_run_without_generations_and_a_port_in_use(make_runner, run, capsys):

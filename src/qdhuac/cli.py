@@ -10,7 +10,6 @@ import re
 import socket
 import sys
 import time
-import webbrowser
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NoReturn
@@ -223,17 +222,10 @@ def view(arguments: argparse.Namespace) -> int:
     """A page on this machine, until Ctrl-C."""
     port = _whole_number("--port", arguments.port, 1, 65535)
     from qdhuac.running import repertoire
-    from qdhuac.running.rundir import REPERTOIRE, RunDir
+    from qdhuac.running.rundir import REPERTOIRE
 
-    folder = RunDir.open(Path(arguments.run_dir))
-    settings = folder.read_config()
-    _require_robot(folder, settings)
-    if not folder.read_metrics():
-        raise UserError(f"{folder.path}: no generation has ended yet, so there is nothing to see")
-    arrays, _ = repertoire.find(folder)
+    folder, settings, arrays = _newest_to_see() if arguments.run_dir is None else _to_see(Path(arguments.run_dir))
     _warn(folder.notes)
-    if not len(arrays["fitness"]):
-        raise UserError(f"{folder.path}: the archive is empty")
     from qdhuac.extras import require
 
     require("plotly", "view")
@@ -250,7 +242,7 @@ def view(arguments: argparse.Namespace) -> int:
     with explorer.Server(explorer.Explorer(folder, task), port) as server:
         print(f"open {server.address} in a browser; Ctrl-C ends", flush=True)
         if not arguments.no_browser and (os.environ.get("DISPLAY") or os.environ.get("WAYLAND_DISPLAY")):
-            webbrowser.open(server.address)
+            server.open_browser()
         with contextlib.suppress(KeyboardInterrupt):
             server.serve_forever()
     return 0
@@ -358,6 +350,33 @@ def _require_robot(folder: Any, settings: Config) -> None:
         raise UserError(f"{folder.path}: its task is one of your own, so its robot cannot be shown; try qdhuac report")
 
 
+def _to_see(path: Path) -> tuple[Any, Config, Any]:
+    """A run that the explorer can show: its folder, configuration and repertoire."""
+    from qdhuac.running import repertoire
+    from qdhuac.running.rundir import RunDir
+
+    folder = RunDir.open(path)
+    settings = folder.read_config()
+    _require_robot(folder, settings)
+    if not folder.read_metrics():
+        raise UserError(f"{folder.path}: no generation has ended yet, so there is nothing to see")
+    arrays, _ = repertoire.find(folder)
+    if not len(arrays["fitness"]):
+        raise UserError(f"{folder.path}: the archive is empty")
+    return folder, settings, arrays
+
+
+def _newest_to_see() -> tuple[Any, Config, Any]:
+    """The newest run in runs/ that the explorer can show."""
+    runs = [*Path("runs").glob("*/metrics.jsonl"), *Path("runs").glob("*/*/metrics.jsonl")]
+    for path in sorted(runs, key=lambda path: path.stat().st_mtime, reverse=True):
+        with contextlib.suppress(UserError):
+            found = _to_see(path.parent)
+            print(f"run folder: {path.parent}", flush=True)
+            return found
+    raise UserError("view: runs/ has no run that can be shown; name a run folder, or make one with: qdhuac train")
+
+
 def _require_port(port: int) -> None:
     """Refuse a port that is taken, before anything is loaded."""
     try:
@@ -457,7 +476,7 @@ def _parser() -> Parser:
     sub.add_argument("--seed", default="0", metavar="N", help="seed of the start, default 0")
     sub.add_argument("--seconds", default="100000", metavar="N", help="simulated time; default the whole episode")
     sub = command("view", view, "look at a run in the browser: its archive through the generations, robots that walk")
-    sub.add_argument("run_dir", metavar="RUN_DIR")
+    sub.add_argument("run_dir", metavar="RUN_DIR", nargs="?", help="default: the newest in runs/ that can be shown")
     sub.add_argument("--port", default="8080", metavar="N", help="port on this machine, default 8080")
     sub.add_argument("--no-browser", action="store_true", help="do not open a browser, only say the address")
     sub = command("study", study, "all runs of one of the paper's figures; goes on where it was stopped")

@@ -7,10 +7,15 @@ import signal
 import socket
 import subprocess
 import sys
+import threading
 from pathlib import Path
 
 import pytest
 from playwright.sync_api import expect, sync_playwright
+
+from qdhuac.running.rundir import RunDir
+from qdhuac.viewing import explorer
+from qdhuac.viewing.trajectory import viewing_task
 
 CLI = [sys.executable, "-m", "qdhuac.cli"]
 SLOW = 120_000  # milliseconds; the machine may be busy
@@ -123,6 +128,20 @@ def test_the_explorer(page, address):
     page.locator("#operators label", has_text="Iso+Line").locator("input").uncheck()
     expect(page.locator("#count")).to_have_text(re.compile(rf"^(?!{many} ).* of {many} individuals"))
     assert page.locator("#trouble").inner_text() == ""
+
+
+def test_the_file_that_opens_the_browser_leads_to_the_page(page, run, monkeypatch):
+    opened = []
+    monkeypatch.setattr("webbrowser.open", opened.append)
+    with explorer.Server(
+        explorer.Explorer(RunDir.open(run), viewing_task(RunDir.open(run).read_config())), 0
+    ) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        server.open_browser()
+        page.goto(opened[0])
+        expect(page).to_have_url(server.address, timeout=SLOW)
+        expect(page.locator("#which")).to_have_text("generation 4", timeout=SLOW)
+        server.shutdown()
 
 
 def change(page, name, function):

@@ -17,20 +17,15 @@ from qdhuac.config import Config
 from qdhuac.errors import RunFailed, UserError
 from qdhuac.running import repertoire
 from qdhuac.running.files import replace_file
-from qdhuac.running.progress import duration, number
+from qdhuac.running.progress import METRICS, duration, number, shown
 from qdhuac.running.rundir import EVALUATION, REPERTOIRE, REPORT, RunDir
+from qdhuac.running.tables import EVALUATED, evaluation_rows
 
 CURVES = {
     "qd_score": "QD score",
     "coverage": "coverage (%)",
     "max_fitness": "max fitness",
     "archive_mean_fitness": "mean fitness of the archive",
-}
-EVALUATED = {
-    "qd_score": "QD score",
-    "coverage": "coverage",
-    "max_fitness": "max fitness",
-    "mean_fitness": "mean fitness",
 }
 POLICY = "default-src 'none'; style-src 'unsafe-inline'; img-src data:"  # no script runs, nothing is fetched
 ANIMATED = "3"  # seconds of the best individual
@@ -128,10 +123,7 @@ def render(
 def _tiles(rows: Sequence[Row]) -> str:
     last = rows[-1]
     facts = [
-        ("QD score", number(last.get("qd_score"))),
-        ("coverage", f"{100 * (last.get('coverage') or 0):.1f} %"),
-        ("max fitness", number(last.get("max_fitness"))),
-        ("QD score AUC", number(last.get("qd_score_auc"))),
+        *((label, shown(name, last.get(name))) for name, label in METRICS.items()),
         ("archive size", number(last.get("archive_size"), whole=True)),
         ("environment steps", number(last.get("env_steps"), whole=True)),
         ("gradient updates", number(last.get("gradient_updates"), whole=True)),
@@ -260,11 +252,8 @@ def _evaluation(folder: RunDir) -> Row | None:
 def _evaluation_table(evaluation: Row | None) -> str:
     if evaluation is None:
         return ""
-    rows = [
-        (label, *(number(evaluation[side].get(key)) for side in ("stored", "again")))
-        for key, label in EVALUATED.items()
-    ]
-    return f"<h2>Evaluated again, {int(evaluation['episodes'])} times each</h2>" + _table(("", "stored", "again"), rows)
+    head = f"<h2>Evaluated again, {int(evaluation['episodes'])} times each</h2>"
+    return head + _table(("", "stored", "again"), evaluation_rows(evaluation))
 
 
 def _table(heads: Iterable[str], rows: Iterable[Iterable[str]]) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -27,7 +28,10 @@ def train(
     settings: Mapping[str, Any] | None = None,
     log: str | None = None,
 ) -> Run:
-    """A new run; `settings` are configuration keys, such as `{"run.env_steps": 50_000}`; `log` as `--log`."""
+    """A new run; `settings` are configuration keys, such as `{"run.env_steps": 50_000}`; `log` as `--log`.
+
+    Ctrl-C saves the run and raises `KeyboardInterrupt`; SIGTERM and a closed terminal raise `SystemExit`.
+    """
     loggers.check(log)
     fixed: dict[str, Any] = {"task.name": config.OWN, "task.episode_length": task.episode_length}
     if hasattr(task, "after_termination"):
@@ -38,8 +42,8 @@ def train(
         raise UserError(f"settings: {key} is decided by the task, which has {fixed[key]!r}")
     made = presets.make(algorithm, preset, {**(settings or {}), **fixed})
     with Watched(task) as watched:
-        launch.train(made, Path(run_dir), task=watched, log=log)
-    return load_run(run_dir)
+        code = launch.train(made, Path(run_dir), task=watched, log=log)
+    return _unless_stopped(code, run_dir)
 
 
 def resume(
@@ -60,7 +64,16 @@ def resume(
         _check_spaces(folder, task)
 
     with Watched(task) as watched:
-        launch.resume(Path(run_dir), dict(settings or {}), check=check, task=watched, log=log)
+        code = launch.resume(Path(run_dir), dict(settings or {}), check=check, task=watched, log=log)
+    return _unless_stopped(code, run_dir)
+
+
+def _unless_stopped(code: int, run_dir: str | os.PathLike[str]) -> Run:
+    """The run; one that was stopped has been saved, and stops its caller too, who may be in the middle of a loop."""
+    if code == 128 + signal.SIGINT:
+        raise KeyboardInterrupt(f"{os.fspath(run_dir)} is saved")
+    if code:
+        raise SystemExit(code)
     return load_run(run_dir)
 
 

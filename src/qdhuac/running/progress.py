@@ -220,7 +220,7 @@ def make(config: Config) -> Progress:
 
 
 def _value(name: str, value: float | None, sign: str = "") -> str:
-    text = f"{100 * (value or 0):.1f} %" if name == "coverage" else number(value)
+    text = shown(name, value)
     return sign + text if value is not None and value > 0 else text
 
 
@@ -238,6 +238,11 @@ def _speed(pace: Pace) -> list[str]:
     if pace.eta_s is not None:
         out.append(f"ETA {duration(pace.eta_s)}")
     return out
+
+
+def shown(name: str, value: float | None) -> str:
+    """A metric as every table and page shows it: coverage as a percentage."""
+    return f"{100 * (value or 0):.1f} %" if name == "coverage" else number(value)
 
 
 def number(value: float | None, whole: bool = False) -> str:

@@ -9,7 +9,22 @@ from typing import Any
 
 from qdhuac.errors import RunFailed
 from qdhuac.running.files import replace_file
-from qdhuac.running.progress import number
+from qdhuac.running.progress import number, shown
+
+EVALUATED = {
+    "qd_score": "QD score",
+    "coverage": "coverage",
+    "max_fitness": "max fitness",
+    "mean_fitness": "mean fitness",
+}
+
+
+def evaluation_rows(summary: Mapping[str, Any]) -> list[tuple[str, str, str]]:
+    """Each metric of an archive: its name, as stored, and as evaluated again."""
+    return [
+        (label, shown(key, summary["stored"].get(key)), shown(key, summary["again"].get(key)))
+        for key, label in EVALUATED.items()
+    ]
 
 
 def print_evaluation(summary: Mapping[str, Any]) -> None:
@@ -20,14 +35,8 @@ def print_evaluation(summary: Mapping[str, Any]) -> None:
     table = Table()
     for heading in ("", "stored", "again"):
         table.add_column(heading, justify="left" if not heading else "right")
-    for key, label in (
-        ("qd_score", "QD score"),
-        ("coverage", "coverage"),
-        ("max_fitness", "max fitness"),
-        ("mean_fitness", "mean fitness"),
-    ):
-        values = (summary[side][key] for side in ("stored", "again"))
-        table.add_row(label, *(f"{100 * (v or 0):.1f} %" if key == "coverage" else number(v) for v in values))
+    for row in evaluation_rows(summary):
+        table.add_row(*row)
     console = Console()
     console.print(table)
     console.print(

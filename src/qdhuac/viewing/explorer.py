@@ -7,15 +7,19 @@ elsewhere cannot guess it, and neither can another user of this machine. What th
 
 from __future__ import annotations
 
+import contextlib
 import json
 import re
 import secrets
 import sys
+import tempfile
 import threading
+import webbrowser
 from collections.abc import Callable
 from functools import lru_cache
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from importlib import resources
+from pathlib import Path
 from typing import Any
 from urllib.parse import parse_qs, urlsplit
 
@@ -172,8 +176,19 @@ class Server(ThreadingHTTPServer):
         except OSError as error:
             raise UserError(f"--port {port}: cannot be used ({error.strerror}); name another one") from None
         self.explorer, self.token = explorer, secrets.token_urlsafe(16)
+        self._stack = contextlib.ExitStack()
         self.hosts = tuple(f"{name}:{self.server_port}" for name in (HOST, "localhost"))
         self.address = f"http://{HOST}:{self.server_port}/{self.token}/"
+
+    def open_browser(self) -> None:
+        """Open the page. Its address goes through a file of the owner alone: everyone can read a command line."""
+        page = Path(self._stack.enter_context(tempfile.TemporaryDirectory(prefix="qdhuac-"))) / "view.html"
+        page.write_text(f'<!doctype html><meta http-equiv="refresh" content="0;url={self.address}">')
+        webbrowser.open(page.as_uri())
+
+    def server_close(self) -> None:
+        super().server_close()
+        self._stack.close()
 
     def handle_error(self, request: Any, client_address: Any) -> None:
         """A browser that goes away is normal; anything else is shown."""
@@ -208,7 +223,8 @@ class Handler(BaseHTTPRequestHandler):
             return "this explorer answers on 127.0.0.1 only"
         if self.headers.get("Origin") not in (None, f"http://{self.headers['Host']}"):
             return "this explorer answers no other page"
-        if self.headers.get("Sec-Fetch-Site", "none") not in ("none", "same-origin"):
+        followed = self.headers.get("Sec-Fetch-Dest") == "document"  # a link in somebody's notes or web terminal
+        if self.headers.get("Sec-Fetch-Site", "none") not in ("none", "same-origin") and not followed:
             return "this explorer answers no other page"
         if not secrets.compare_digest(token.encode(), self.server.token.encode()):
             return "wrong or missing token: open the address that qdhuac view has printed"
