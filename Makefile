@@ -28,14 +28,14 @@ test-qdax: $(QDAX)/.made  ## our parts against the real QDax, in an environment 
 	$(QDAX)/bin/python -m pytest -c tests/qdax/pytest.ini tests/qdax
 
 test-playground: $(VENV)/.playground  ## an environment of MuJoCo Playground as a task; 400 MB more in .venv
-	$(BIN)/python -m pytest -o addopts="-q -p no:cacheprovider" tests/test_playground.py
+	$(BIN)/python -m pytest -o addopts="-q -p no:cacheprovider" tests/tasks/test_playground.py
 
 test-browser: $(VENV)/.browser  ## explorer and report in headless Chromium: the system's, or else playwright's own
 	$(BIN)/python -m pytest -o addopts="-q -p no:cacheprovider" tests/browser
 
 three:  ## what the explorer takes of three.js, as one file in the package; needs Node.js, as nothing else does
 	cd web && npm ci --silent && npx esbuild three.mjs --bundle --minify --format=esm --legal-comments=inline \
-		--outfile=../src/qdhuac/viewing/three.js
+		--outfile=../src/qdhuac/view/three.js
 
 docs: $(VENV)/.docs  ## the documentation as a site, in site/; any warning is an error
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --quiet --strict

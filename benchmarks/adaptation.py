@@ -24,10 +24,10 @@ import qdhuac
 from qdhuac.adaptation.adapt import damaged_task, unit_descriptors
 from qdhuac.adaptation.damage import parse
 from qdhuac.adaptation.search import search
-from qdhuac.analysis import figures
-from qdhuac.running import repertoire
-from qdhuac.running.jax_setup import prepare_jax
-from qdhuac.tasks.locomotion import SPECS
+from qdhuac.environment import prepare_jax
+from qdhuac.report import run_figures as figures
+from qdhuac.store import repertoire
+from qdhuac.tasks.mjx import SPECS
 
 EPISODES, TRIALS, ORDERS = 8, 20, 200  # ORDERS: random ones for each seed
 WAYS = {"ite": "Intelligent Trial and Error", "random": "random choice", "best": "the archive's best"}

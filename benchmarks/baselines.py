@@ -17,8 +17,8 @@ from pathlib import Path
 import numpy as np
 from matplotlib.figure import Figure
 
-from qdhuac.analysis import figures
-from qdhuac.running.rundir import CONFIG, METRICS
+from qdhuac.report import run_figures as figures
+from qdhuac.store.run_folder import CONFIG, METRICS
 
 COLOURS = {"ours": "#0072b2", "qdax": "#d55e00"}  # safe for the colour-blind
 ALGORITHMS = {"pga_me": "PGA-ME", "qd_pg": "QD-PG"}

@@ -19,14 +19,14 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from qdhuac.analysis.metrics import PassiveGrid
 from qdhuac.archives.common import sample
 from qdhuac.emitters.gradient import gradient_mutation
 from qdhuac.emitters.isoline import isoline
-from qdhuac.running.build import build
-from qdhuac.running.jax_setup import prepare_jax
-from qdhuac.running.rundir import RunDir
-from qdhuac.running.runner import Runner
+from qdhuac.environment import prepare_jax
+from qdhuac.metrics import PassiveGrid
+from qdhuac.store.run_folder import RunDir
+from qdhuac.training.build import build
+from qdhuac.training.loop import Runner
 
 WAYS = [
     ("uniform", 10, 5e-3),

@@ -18,9 +18,9 @@ import jax
 import jax.numpy as jnp
 
 from qdhuac import presets
-from qdhuac.running.build import build
-from qdhuac.running.jax_setup import prepare_jax
-from qdhuac.running.ring import Ring
+from qdhuac.environment import prepare_jax
+from qdhuac.training.build import build
+from qdhuac.training.program import Ring
 
 
 def megabytes(preset: str, name: str) -> dict[str, Any]:

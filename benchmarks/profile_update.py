@@ -21,7 +21,7 @@ import jax.numpy as jnp
 from qdhuac import presets
 from qdhuac.bench.learner import build
 from qdhuac.bench.replay import filled
-from qdhuac.running.jax_setup import prepare_jax
+from qdhuac.environment import prepare_jax
 
 CONTROL = ("while", "cond", "call")  # their time is that of the operations inside them
 

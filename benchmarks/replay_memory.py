@@ -18,10 +18,10 @@ from pathlib import Path
 import jax
 
 from qdhuac import presets
-from qdhuac.running.build import build
-from qdhuac.running.jax_setup import prepare_jax
-from qdhuac.running.rundir import RunDir
-from qdhuac.running.runner import Runner
+from qdhuac.environment import prepare_jax
+from qdhuac.store.run_folder import RunDir
+from qdhuac.training.build import build
+from qdhuac.training.loop import Runner
 
 
 def main() -> None:

@@ -28,14 +28,14 @@ import numpy as np
 import study_tables
 from matplotlib.figure import Figure
 
-from qdhuac.analysis import figures
-from qdhuac.running import repertoire
-from qdhuac.running.files import sha256
-from qdhuac.running.rundir import CONFIG, METRICS, REPERTOIRE, RunDir
-from qdhuac.studies import figures as study_figures
+from qdhuac.report import run_figures as figures
+from qdhuac.report import study_figures
+from qdhuac.report.study_page import kept_archives, markdown_table, shown_tables
+from qdhuac.store import repertoire
+from qdhuac.store.files import sha256
+from qdhuac.store.run_folder import CONFIG, METRICS, REPERTOIRE, RunDir
 from qdhuac.studies.folder import FINISHED, RUNS, STUDY, look, read
 from qdhuac.studies.folder import write as write_study
-from qdhuac.studies.report import kept_archives, markdown_table, shown_tables
 from qdhuac.studies.results import ORIGIN
 from qdhuac.studies.results import collect as collect_study
 

@@ -11,9 +11,9 @@ import jax.numpy as jnp
 import numpy as np
 
 from qdhuac import presets
-from qdhuac.export.run_policy import act
 from qdhuac.learning.policy import Policy
-from qdhuac.running.build import build_algorithm
+from qdhuac.learning.run_policy import act
+from qdhuac.training.build import build_algorithm
 from qdhuac.types import Evaluation, Transition
 
 STEPS, BATCH = 50, 8

@@ -9,8 +9,8 @@ import jax
 import jax.numpy as jnp
 
 from qdhuac.algorithms.evolution import Evolution
-from qdhuac.analysis.metrics import PassiveGrid, scores
 from qdhuac.archives import DominatedNoveltyArchive, GridArchive
+from qdhuac.metrics import PassiveGrid, scores
 from qdhuac.types import Evaluation
 
 JOINTS, BATCH = 100, 100

@@ -10,8 +10,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from conftest import ToyLearner, ToyTask, toy_algorithm
 from fake_study import write_study
+from toys import ToyLearner, ToyTask, toy_algorithm
 
 from qdhuac import cli, config
 from qdhuac.studies.results import collect
@@ -194,7 +194,7 @@ def folder(tmp_path_factory):
     """A folder with a small run on a robot, exported, and an observation of it."""
     where = tmp_path_factory.mktemp("docs")
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("qdhuac.analysis.report._film", lambda folder: "")
+        patch.setattr("qdhuac.report.run_page._film", lambda folder: "")
         run = str(where / "runs" / "my-walker")
         options = ["--preset", "smoke", "--algorithm", "dns", "--task", "walker2d", "--generations", "2"]
         assert cli.main(["train", *options, "--run-dir", run]) == 0

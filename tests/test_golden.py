@@ -40,7 +40,7 @@ def train(algorithm, folder):
 
 @pytest.mark.parametrize("algorithm", RUNS)
 def test_three_generations_are_what_they_were(algorithm, tmp_path, monkeypatch):
-    monkeypatch.setattr("qdhuac.analysis.report.write_report", lambda folder: "none")  # it would film the robot
+    monkeypatch.setattr("qdhuac.report.run_page.write_report", lambda folder: "none")  # it would film the robot
     found = train(algorithm, tmp_path)
     for line, golden in zip(found, json.loads(GOLDEN.read_text())[algorithm], strict=True):
         known = {k: v for k, v in golden.items() if v is not None}

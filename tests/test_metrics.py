@@ -5,7 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from qdhuac.analysis.metrics import CELLS, PassiveGrid, archive_scores, auc_increment, scores
+from qdhuac.metrics import CELLS, PassiveGrid, archive_scores, auc_increment, scores
 
 EMPTY = -jnp.inf
 

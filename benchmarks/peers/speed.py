@@ -72,10 +72,10 @@ def ours(algorithm: str, preset: str, updates: int, changes: dict[str, object]) 
     from qdhuac.bench.learner import ACTIONS, OBS, build
     from qdhuac.bench.replay import filled
     from qdhuac.bench.timing import Stepper, best_times
+    from qdhuac.environment import prepare_jax
     from qdhuac.learning.policy import Policy
     from qdhuac.learning.replay import Replay
     from qdhuac.learning.td3 import TD3Learner
-    from qdhuac.running.jax_setup import prepare_jax
 
     prepare_jax()
     settings = presets.make(algorithm, preset, changes)

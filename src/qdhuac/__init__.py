@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     import os
 
-    from qdhuac.results import Run
+    from qdhuac.store.run import Run
     from qdhuac.types import Task
 
 __version__ = "0.1.0"
@@ -17,7 +17,7 @@ def load(run_dir: str | os.PathLike[str]) -> Run:
     """What a run has found: its archive, its policies and its metrics."""
     import warnings
 
-    from qdhuac.results import load_run  # NumPy is only imported by those who ask for it
+    from qdhuac.store.run import load_run  # NumPy is only imported by those who ask for it
 
     run = load_run(run_dir)
     for text in run.folder.notes:  # such as that a damaged file was read from a checkpoint
@@ -27,13 +27,13 @@ def load(run_dir: str | os.PathLike[str]) -> Run:
 
 def train(task: Task, run_dir: str | os.PathLike[str], **options: Any) -> Run:
     """A new run on a task of your own; options: `algorithm`, `preset`, and `settings` with configuration keys."""
-    from qdhuac.running import own
+    from qdhuac import api as own
 
     return own.train(task, run_dir, **options)
 
 
 def resume(task: Task, run_dir: str | os.PathLike[str], **options: Any) -> Run:
     """Go on with a run on a task of your own; `settings` may change its goal."""
-    from qdhuac.running import own
+    from qdhuac import api as own
 
     return own.resume(task, run_dir, **options)

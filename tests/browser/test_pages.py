@@ -13,9 +13,9 @@ from pathlib import Path
 import pytest
 from playwright.sync_api import expect, sync_playwright
 
-from qdhuac.running.rundir import RunDir
-from qdhuac.viewing import explorer
-from qdhuac.viewing.trajectory import viewing_task
+from qdhuac.store.run_folder import RunDir
+from qdhuac.view import explorer
+from qdhuac.view.trajectory import viewing_task
 
 CLI = [sys.executable, "-m", "qdhuac.cli"]
 SLOW = 120_000  # milliseconds; the machine may be busy

@@ -18,8 +18,7 @@ from qdax.core.neuroevolution.networks.networks import MLP, QModule
 from qdax.utils.metrics import default_qd_metrics
 
 from qdhuac import presets
-from qdhuac.algorithms.base import empty_offspring_like
-from qdhuac.analysis.metrics import scores
+from qdhuac.algorithms.engine import empty_offspring_like
 from qdhuac.archives.grid import GridArchive
 from qdhuac.emitters.gradient import gradient_mutation
 from qdhuac.emitters.isoline import isoline
@@ -27,6 +26,7 @@ from qdhuac.learning.novelty import NoveltyArchive
 from qdhuac.learning.policy import Policy
 from qdhuac.learning.replay import Batch, Replay
 from qdhuac.learning.td3 import TD3Learner
+from qdhuac.metrics import scores
 from qdhuac.types import Transition
 
 OBS, ACTIONS, ROWS = 5, 3, 64

@@ -20,13 +20,13 @@ from reach import POLICY, STEPS, ReachTask
 
 from qdhuac import presets
 from qdhuac.algorithms import dcrl_me, pga_me, qd_pg, qdhuac
-from qdhuac.algorithms.base import empty_offspring_like
+from qdhuac.algorithms.engine import empty_offspring_like
 from qdhuac.algorithms.evolution import Evolution
 from qdhuac.archives import DominatedNoveltyArchive, GridArchive
 from qdhuac.errors import UserError
-from qdhuac.qdax import QDaxEmitter, cells_of, from_qdax, read, to_qdax
-from qdhuac.running import repertoire as files
-from qdhuac.running.arrays import flatten
+from qdhuac.exchange.qdax import QDaxEmitter, cells_of, from_qdax, read, to_qdax
+from qdhuac.store import repertoire as files
+from qdhuac.store.arrays import flatten
 
 GRID = GridArchive.cvt(60, (0.0, 0.0), (1.0, 1.0))
 

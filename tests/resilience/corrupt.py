@@ -17,8 +17,8 @@ import numpy as np
 
 from qdhuac import presets
 from qdhuac.errors import UserError
-from qdhuac.running import checkpoint, repertoire
-from qdhuac.running.rundir import HISTORY, METRICS, REPERTOIRE, RunDir
+from qdhuac.store import checkpoint, repertoire
+from qdhuac.store.run_folder import HISTORY, METRICS, REPERTOIRE, RunDir
 
 METADATA = {"descriptor_bounds": [[0.0, 0.0], [1.0, 1.0]], "algorithm": "dns"}
 # Small, so that the buffer is saved in pieces here too.

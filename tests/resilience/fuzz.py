@@ -20,10 +20,11 @@ from unittest import mock
 
 import harness
 
-sys.path.insert(0, str(Path(__file__).parents[1]))
+sys.path.insert(0, str(Path(__file__).parents[1] / "helpers"))
 
 from qdhuac import cli, config, presets
-from qdhuac.running import launch, rundir
+from qdhuac.store import run_folder as rundir
+from qdhuac.training import launch
 
 VALUES = (
     *("", "0", "1", "2", "3", "-1", "7", "0.5", "1e-9", "1e308", "1e309", "-0.0", "nan", "inf", "-inf", "9" * 25),
@@ -146,8 +147,8 @@ def traced(runs: list[tuple[config.Config, rundir.RunDir]], *_: object, **__: ob
     import jax
     from reach import STEPS, ReachTask
 
-    from qdhuac.running.build import build_algorithm
-    from qdhuac.running.runner import Runner
+    from qdhuac.training.build import build_algorithm
+    from qdhuac.training.loop import Runner
 
     settings, folder = runs[0]
     task = ReachTask(contacts=settings.algorithm == "qd_pg")

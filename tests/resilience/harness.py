@@ -39,7 +39,7 @@ def metrics(folder: Path) -> list[dict]:
 
 def state_hash(folder: Path) -> str:
     """Of every array in the newest checkpoint."""
-    from qdhuac.running import checkpoint
+    from qdhuac.store import checkpoint
 
     arrays = checkpoint.load(folder / "checkpoints").arrays
     assert arrays is not None

@@ -17,14 +17,18 @@ from pathlib import Path
 import harness
 
 os.environ.update(harness.ONE_THREAD)
-sys.path.insert(0, str(Path(__file__).parents[1]))
+sys.path.insert(0, str(Path(__file__).parents[1] / "helpers"))
 
 import jax
 import jax.numpy as jnp
-from conftest import ToyLearner, ToyTask, toy_algorithm
+from toys import ToyLearner, ToyTask, toy_algorithm
 
-from qdhuac import cli
-from qdhuac.running import build, checkpoint, jax_setup, runner  # noqa: F401 (imported once for all lives)
+from qdhuac import (
+    cli,
+    jax_setup,
+)
+from qdhuac.store import checkpoint
+from qdhuac.training import build
 
 LIFE = 4.0  # seconds after which those are killed at the latest that may be killed before they have written anything
 

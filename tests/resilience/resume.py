@@ -38,11 +38,11 @@ class StopInLearning:
 def compare(algorithm: str, where: Path) -> dict:
     """Whether metrics and state are the same, and the largest difference if they are not."""
     from qdhuac import presets
-    from qdhuac.running.arrays import flatten
-    from qdhuac.running.build import build
-    from qdhuac.running.rundir import RunDir
-    from qdhuac.running.runner import Runner
-    from qdhuac.running.stopping import Stop
+    from qdhuac.store.arrays import flatten
+    from qdhuac.store.run_folder import RunDir
+    from qdhuac.training.build import build
+    from qdhuac.training.loop import Runner
+    from qdhuac.training.signals import Stop
 
     config = presets.make(algorithm, "smoke", SETTINGS)
     task, method = build(config)
@@ -76,7 +76,7 @@ def compare(algorithm: str, where: Path) -> dict:
 
 def main(algorithms: list[str]) -> dict:
     """Each algorithm in one process."""
-    from qdhuac.running.jax_setup import prepare_jax
+    from qdhuac.environment import prepare_jax
 
     prepare_jax()
     with tempfile.TemporaryDirectory() as where:

@@ -22,9 +22,9 @@ def stall(task_name: str, where: Path) -> dict:
     import jax.numpy as jnp
 
     from qdhuac import presets
-    from qdhuac.running.build import build
-    from qdhuac.running.rundir import RunDir
-    from qdhuac.running.runner import Runner
+    from qdhuac.store.run_folder import RunDir
+    from qdhuac.training.build import build
+    from qdhuac.training.loop import Runner
 
     config = presets.make("qdhuac", "paper", {"task.name": task_name, "task.backend": "native"})
     with RunDir.create(where / task_name, config) as folder:

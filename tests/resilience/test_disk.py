@@ -10,8 +10,8 @@ import pytest
 
 from qdhuac import presets
 from qdhuac.errors import RunFailed, UserError
-from qdhuac.running import checkpoint
-from qdhuac.running.rundir import RunDir
+from qdhuac.store import checkpoint
+from qdhuac.store.run_folder import RunDir
 
 TEXTS = {"config.toml": b"a = 1\n", "metrics.jsonl": b"{}\n"}
 
@@ -92,10 +92,10 @@ def test_a_disk_that_fails_while_resuming_is_one_line(make_runner, monkeypatch, 
     def fail(*_):
         raise OSError(30, "Read-only file system")
 
-    target = "qdhuac.running.rundir.replace_file" if call == "replace_file" else "pathlib.Path.rename"
+    target = "qdhuac.store.run_folder.replace_file" if call == "replace_file" else "pathlib.Path.rename"
     monkeypatch.setattr(target, fail)
     if call == "rename":
-        monkeypatch.setattr("qdhuac.running.rundir.replace_file", lambda path, data: None)
+        monkeypatch.setattr("qdhuac.store.run_folder.replace_file", lambda path, data: None)
     with pytest.raises(RunFailed, match="Read-only file system"):
         make_runner(again=True)
 

@@ -11,9 +11,9 @@ import pytest
 
 from qdhuac import presets
 from qdhuac.errors import UserError
-from qdhuac.running import checkpoint, repertoire
-from qdhuac.running.files import replace_file
-from qdhuac.running.rundir import CONFIG, HISTORY, LOCK, METRICS, REPERTOIRE, RunDir, _with_checksum
+from qdhuac.store import checkpoint, repertoire
+from qdhuac.store.files import replace_file
+from qdhuac.store.run_folder import CONFIG, HISTORY, LOCK, METRICS, REPERTOIRE, RunDir, _with_checksum
 
 ROOT = Path(__file__).parents[2]
 
@@ -235,7 +235,7 @@ def test_names_no_folder_can_have(tmp_path):
 
 def test_a_configuration_of_other_bytes_is_no_configuration():
     data = _with_checksum(presets.make("dns", "smoke"))
-    from qdhuac.running.rundir import _verified
+    from qdhuac.store.run_folder import _verified
 
     assert _verified(data, "here") is not None
     assert _verified(data + b"\n", "here") is None

@@ -5,9 +5,9 @@ import signal
 import pytest
 from test_baselines import lines, run
 
-from qdhuac.running.arrays import flatten
-from qdhuac.running.progress import Silent
-from qdhuac.running.stopping import Stop
+from qdhuac.store.arrays import flatten
+from qdhuac.training.display import Silent
+from qdhuac.training.signals import Stop
 
 
 class StopAt(Silent):

@@ -7,19 +7,20 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from conftest import ToyLearner, ToyTask, toy_algorithm
 from probes import learner, td3
 from reach import STEPS, ReachTask
+from toys import ToyLearner, ToyTask, toy_algorithm
 
 from qdhuac import cli, presets
 from qdhuac.errors import RunFailed
 from qdhuac.learning.replay import Batch
 from qdhuac.learning.updates import guard
-from qdhuac.running import checkpoint, health
-from qdhuac.running.build import build_algorithm
-from qdhuac.running.progress import Silent
-from qdhuac.running.rundir import RunDir
-from qdhuac.running.runner import Runner
+from qdhuac.metrics import symptoms
+from qdhuac.store import checkpoint
+from qdhuac.store.run_folder import RunDir
+from qdhuac.training.build import build_algorithm
+from qdhuac.training.display import Silent
+from qdhuac.training.loop import Runner
 from qdhuac.types import Transition
 
 SMALL = {"emitter.batch_size": 6, "task.episode_length": STEPS, "learner.utd": 1e-6, "run.generations": 50}
@@ -157,7 +158,7 @@ HEALTHY = {
     ],
 )
 def test_symptoms(changes, symptom, words):
-    found = health.symptoms(HEALTHY | changes, -200.0, 1000.0)
+    found = symptoms(HEALTHY | changes, -200.0, 1000.0)
     assert list(found) == ([symptom] if symptom else [])
     assert words in "".join(found.values())
 
@@ -191,9 +192,9 @@ def test_a_diverging_critic_is_told_at_once_in_the_metrics_and_at_the_end(make_r
 
     # It is remembered across a stop, and the command says it last.
     runner.folder.unlock()
-    monkeypatch.setattr("qdhuac.running.build.build_task", lambda settings: task)
-    monkeypatch.setattr("qdhuac.running.build.build_algorithm", lambda settings, task: toy_algorithm(Diverging))
-    monkeypatch.setattr("qdhuac.running.jax_setup.prepare_jax", lambda: None)
+    monkeypatch.setattr("qdhuac.training.build.build_task", lambda settings: task)
+    monkeypatch.setattr("qdhuac.training.build.build_algorithm", lambda settings, task: toy_algorithm(Diverging))
+    monkeypatch.setattr("qdhuac.environment.prepare_jax", lambda: None)
     assert cli.main(["resume", str(runner.folder.path), "--generations", "7"]) == 0
     assert "warning: in 3 of 7 generations, first in 5: the critic's values" in capsys.readouterr().err
     assert "warning values" in (runner.folder.path / "report.html").read_text()

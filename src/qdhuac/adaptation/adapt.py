@@ -12,12 +12,12 @@ import numpy as np
 from qdhuac.adaptation.damage import LIMBS, Damage, damaged
 from qdhuac.adaptation.search import Trial, best, search
 from qdhuac.config import Config
-from qdhuac.results import Run
-from qdhuac.running import repertoire
-from qdhuac.running.evaluation import check_genotypes
-from qdhuac.running.rundir import REPERTOIRE
-from qdhuac.tasks.locomotion import SPECS
+from qdhuac.store import repertoire
+from qdhuac.store.run import Run
+from qdhuac.store.run_folder import REPERTOIRE
+from qdhuac.tasks.mjx import SPECS
 from qdhuac.tasks.native import NativeLocomotion
+from qdhuac.training.evaluation import check_genotypes
 
 
 def damaged_task(settings: Config, damages: Sequence[Damage], threads: int | None = None) -> NativeLocomotion:

@@ -7,8 +7,8 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
+from qdhuac.environment import quiet_imports
 from qdhuac.errors import UserError
-from qdhuac.quiet import quiet_imports
 
 BLOCKED, MASS, FRICTION = "blocked", "mass:", "friction"
 GRAMMAR = "expected PART=FACTOR, PART=blocked, mass:BODY=FACTOR or friction=FACTOR"

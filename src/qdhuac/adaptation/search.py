@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 
-from qdhuac.extras import require
+from qdhuac.environment import require
 
 # The paper's constants.
 LENGTH_SCALE = 0.4  # of the kernel, in descriptors from 0 to 1

@@ -14,7 +14,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from qdhuac.algorithms.base import (
+from qdhuac.algorithms.engine import (
     Offspring,
     State,
     absorb,

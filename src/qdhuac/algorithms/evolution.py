@@ -12,7 +12,7 @@ from collections.abc import Callable
 import jax
 import jax.numpy as jnp
 
-from qdhuac.algorithms.base import (
+from qdhuac.algorithms.engine import (
     Offspring,
     State,
     check_results,

@@ -12,7 +12,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from qdhuac.algorithms.base import (
+from qdhuac.algorithms.engine import (
     Offspring,
     State,
     absorb,

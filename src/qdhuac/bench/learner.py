@@ -22,7 +22,7 @@ from qdhuac.config import Config
 from qdhuac.learning.policy import Policy
 from qdhuac.learning.replay import Replay
 from qdhuac.learning.target_free import TargetFreeLearner
-from qdhuac.tasks.locomotion import SPECS
+from qdhuac.tasks.mjx import SPECS
 from qdhuac.types import Array
 
 OBS, ACTIONS = 17, 6  # HalfCheetah's

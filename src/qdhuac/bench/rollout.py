@@ -12,7 +12,7 @@ import jax.numpy as jnp
 
 from qdhuac import presets
 from qdhuac.bench.timing import Result, best_times
-from qdhuac.running.build import build_task
+from qdhuac.training.build import build_task
 
 TASKS = ("hopper", "walker2d", "halfcheetah", "ant", "humanoid")
 # The first one is what the others are measured against.

@@ -8,8 +8,8 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from qdhuac.devices import spread
 from qdhuac.learning.replay import Batch, Replay, ReplayState
+from qdhuac.sharding import spread
 from qdhuac.types import Array
 
 Metrics = dict[str, Array]

@@ -8,10 +8,10 @@ from pathlib import Path
 from qdhuac.errors import UserError
 from qdhuac.studies import catalogue, cost, worker
 from qdhuac.studies.folder import FINISHED, LOGS, look, write
-from qdhuac.studies.jobs import Local, cores
-from qdhuac.studies.on_ray import Ray
-from qdhuac.studies.on_slurm import Slurm
+from qdhuac.studies.local import Local, cores
 from qdhuac.studies.pool import Executor, Pool
+from qdhuac.studies.ray import Ray
+from qdhuac.studies.slurm import Slurm
 
 EXECUTORS: dict[str, type[Executor]] = {"local": Local, "ray": Ray, "slurm": Slurm}
 

@@ -11,11 +11,11 @@ from pathlib import Path
 from typing import Any
 
 from qdhuac.config import BASELINES, LEARNING_ALGORITHMS, Config
-from qdhuac.running.progress import duration
-from qdhuac.running.rundir import METRICS
-from qdhuac.studies import jobs
+from qdhuac.store.run_folder import METRICS
+from qdhuac.studies import local as jobs
 from qdhuac.studies.catalogue import Run, arguments
 from qdhuac.studies.folder import FINISHED, Found
+from qdhuac.text import duration
 
 INPUTS = {"hopper": 14, "walker2d": 23, "halfcheetah": 23, "ant": 35, "humanoid": 261}  # observation and action
 START = 25.0  # seconds of a process before its first generation: imports and compilation

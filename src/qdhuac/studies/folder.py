@@ -12,8 +12,8 @@ import tomli_w
 
 from qdhuac import __version__, config
 from qdhuac.errors import UserError
-from qdhuac.running.files import replace_file
-from qdhuac.running.rundir import REPORT, RunDir
+from qdhuac.store.files import replace_file
+from qdhuac.store.run_folder import REPORT, RunDir
 from qdhuac.studies import catalogue
 from qdhuac.studies.catalogue import Run
 

@@ -9,10 +9,10 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from qdhuac.errors import UserError
-from qdhuac.running.progress import duration
 from qdhuac.studies.catalogue import Run
 from qdhuac.studies.folder import FINISHED, MISSING, look
-from qdhuac.studies.jobs import STOPPED, Result, log
+from qdhuac.studies.local import STOPPED, Result, log
+from qdhuac.text import duration
 
 
 class Executor(Protocol):

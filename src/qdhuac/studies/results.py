@@ -11,9 +11,9 @@ from typing import Any
 import numpy as np
 
 from qdhuac.errors import UserError
-from qdhuac.running import repertoire
-from qdhuac.running.files import sha256
-from qdhuac.running.rundir import METRICS, REPERTOIRE
+from qdhuac.store import repertoire
+from qdhuac.store.files import sha256
+from qdhuac.store.run_folder import METRICS, REPERTOIRE
 from qdhuac.studies import catalogue, statistics
 from qdhuac.studies.catalogue import Run, Study
 from qdhuac.studies.folder import FINISHED, RUNS, look, read

@@ -11,12 +11,12 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from qdhuac.environment import versions
 from qdhuac.errors import UserError
 from qdhuac.studies import catalogue
 from qdhuac.studies.catalogue import Run
 from qdhuac.studies.folder import FINISHED, STUDY, look
-from qdhuac.studies.jobs import STOPPED, Job, Result, begin, ended, log
-from qdhuac.versions import versions
+from qdhuac.studies.local import STOPPED, Job, Result, begin, ended, log
 
 POLL = 0.2  # seconds
 PATIENCE = 600  # seconds to wait for a process that may still have the run, perhaps on a node that was given up

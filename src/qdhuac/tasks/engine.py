@@ -17,9 +17,9 @@ import jax.numpy as jnp
 import numba
 import numpy as np
 
+from qdhuac.environment import quiet_imports
 from qdhuac.learning.policy import LOG_STD_RANGE
-from qdhuac.quiet import quiet_imports
-from qdhuac.tasks.locomotion import FLOOR, TaskSpec, geom_ids
+from qdhuac.tasks.mjx import FLOOR, TaskSpec, geom_ids
 from qdhuac.types import Array
 
 with quiet_imports():

@@ -19,7 +19,8 @@ import numpy as np
 
 from qdhuac.errors import RunFailed, UserError
 from qdhuac.learning.policy import Policy
-from qdhuac.tasks import gym_worker, own
+from qdhuac.tasks import checks as own
+from qdhuac.tasks import gym_worker
 from qdhuac.tasks.gym_worker import Features, Make, Rows, Simulator
 from qdhuac.types import Array, Evaluation, Exploration, Genotype, Transition
 

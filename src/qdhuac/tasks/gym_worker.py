@@ -8,9 +8,9 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from qdhuac.environment import require
 from qdhuac.errors import UserError
-from qdhuac.export.run_policy import Layers
-from qdhuac.extras import require
+from qdhuac.learning.run_policy import Layers
 
 LOG_STD_RANGE = (-5.0, 2.0)  # as in learning/policy.py, which would import JAX
 Features = Callable[[Any], Sequence[float]]

@@ -21,11 +21,11 @@ import jax.numpy as jnp
 import numpy as np
 
 from qdhuac.config import check_choice
+from qdhuac.environment import quiet_imports
 from qdhuac.errors import UserError
 from qdhuac.learning.policy import Policy
-from qdhuac.quiet import quiet_imports
 from qdhuac.tasks.engine import Network, Robot, Rows, Simulation, run
-from qdhuac.tasks.locomotion import OMNI_REACH, SPECS, check_contacts, final_position, make_brax
+from qdhuac.tasks.mjx import OMNI_REACH, SPECS, check_contacts, final_position, make_brax
 from qdhuac.tasks.rollout import AFTER_TERMINATION, share_of_steps
 from qdhuac.types import Array, Evaluation, Exploration, Genotype, Transition
 

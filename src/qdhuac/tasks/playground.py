@@ -13,7 +13,7 @@ import jax.numpy as jnp
 
 from qdhuac.errors import UserError
 from qdhuac.learning.policy import Policy
-from qdhuac.tasks import own
+from qdhuac.tasks import checks as own
 from qdhuac.tasks.rollout import rollout, share_of_steps
 from qdhuac.types import Array, Evaluation, Exploration, Genotype
 

@@ -13,9 +13,9 @@ from typing import Any, Protocol
 import jax
 import jax.numpy as jnp
 
-from qdhuac.devices import count, each, mine
 from qdhuac.errors import UserError
 from qdhuac.learning.policy import Policy
+from qdhuac.sharding import count, each, mine
 from qdhuac.types import Array, Evaluation, Exploration, Genotype, Transition
 
 AFTER_TERMINATION = ("reset", "stop")

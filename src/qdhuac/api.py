@@ -1,0 +1,96 @@
+"""Runs on a task that is not part of the package: what `train` and `resume` are on the command line."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from qdhuac import config, presets
+from qdhuac.config import Config
+from qdhuac.errors import UserError
+from qdhuac.store import repertoire
+from qdhuac.store.run import Run, load_run
+from qdhuac.store.run_folder import RunDir
+from qdhuac.tasks.checks import Watched
+from qdhuac.training import launch, loggers
+from qdhuac.types import Task
+
+
+def train(
+    task: Task,
+    run_dir: str | os.PathLike[str],
+    *,
+    algorithm: str = "qdhuac",
+    preset: str = "laptop",
+    settings: Mapping[str, Any] | None = None,
+    log: str | None = None,
+) -> Run:
+    """A new run; `settings` are configuration keys, such as `{"run.env_steps": 50_000}`; `log` as `--log`.
+
+    Ctrl-C saves the run and raises `KeyboardInterrupt`; SIGTERM and a closed terminal raise `SystemExit`.
+    """
+    loggers.check(log)
+    fixed: dict[str, Any] = {"task.name": config.OWN, "task.episode_length": task.episode_length}
+    if hasattr(task, "after_termination"):
+        fixed["task.after_termination"] = task.after_termination
+    if hidden := getattr(getattr(task, "policy", None), "hidden", None):
+        fixed["policy.hidden"] = list(hidden)
+    for key in fixed.keys() & (settings or {}).keys():
+        raise UserError(f"settings: {key} is decided by the task, which has {fixed[key]!r}")
+    made = presets.make(algorithm, preset, {**(settings or {}), **fixed})
+    with Watched(task) as watched:
+        code = launch.train(made, Path(run_dir), task=watched, log=log)
+    return _unless_stopped(code, run_dir)
+
+
+def resume(
+    task: Task,
+    run_dir: str | os.PathLike[str],
+    settings: Mapping[str, Any] | None = None,
+    log: str | None = None,
+) -> Run:
+    """Go on with a run of `train`; `settings` may change its goal, such as `{"run.env_steps": 100_000}`."""
+    loggers.check(log)
+
+    def check(folder: RunDir, made: Config) -> None:
+        if made.task.name != config.OWN:
+            raise UserError(f"{folder.path}: its task is {made.task.name!r}; go on with: qdhuac resume {folder.path}")
+        if made.task.episode_length != task.episode_length:
+            was, now = made.task.episode_length, task.episode_length
+            raise UserError(f"task.episode_length: the run has {was}, the task has {now}")
+        _check_spaces(folder, task)
+
+    with Watched(task) as watched:
+        code = launch.resume(Path(run_dir), dict(settings or {}), check=check, task=watched, log=log)
+    return _unless_stopped(code, run_dir)
+
+
+def _unless_stopped(code: int, run_dir: str | os.PathLike[str]) -> Run:
+    """The run; one that was stopped has been saved, and stops its caller too, who may be in the middle of a loop."""
+    if code == 128 + signal.SIGINT:
+        raise KeyboardInterrupt(f"{os.fspath(run_dir)} is saved")
+    if code:
+        raise SystemExit(code)
+    return load_run(run_dir)
+
+
+def _check_spaces(folder: RunDir, task: Any) -> None:
+    """Refuse a task whose observations, actions or descriptors are not those that the run began with."""
+    try:
+        metadata = repertoire.find(folder)[1]
+    except UserError:  # nothing has been saved yet
+        return
+    now = {
+        **{name: getattr(task.policy, name, None) for name in ("obs_size", "action_size", "hidden")},
+        "descriptor_bounds": task.descriptor_bounds,
+        "action_bounds": getattr(task, "action_bounds", None),
+    }
+    trained = {**metadata, **(metadata.get("policy") or {})}
+    for name, value in now.items():
+        plain = json.loads(json.dumps(value))  # as it was stored: lists, not tuples
+        if name in trained and trained[name] != plain:
+            raise UserError(f"{name}: the run was trained with {trained[name]}, but the task has {plain}")

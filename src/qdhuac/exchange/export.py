@@ -1,0 +1,165 @@
+"""`qdhuac export`: policies with their contract, as safetensors, as ONNX, and with a runner that needs only NumPy."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import shutil
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+import qdhuac
+from qdhuac.config import OWN
+from qdhuac.environment import require
+from qdhuac.errors import UserError
+from qdhuac.learning import run_policy
+from qdhuac.store.run import Policy, Run
+
+ONNX, RUNNER, INDEX = "policy.onnx", "run_policy.py", "policies.json"
+
+
+def choose(run: Run, text: str) -> list[Policy]:
+    """The policies that `best`, a row of the archive, `id:40`, `nearest:0.3,0.7` or `all` means."""
+    kind, _, wanted = text.partition(":")
+    try:
+        if text == "best":
+            return [run.best]
+        if text == "all":
+            run._require_somebody()
+            return run.policies
+        if kind == "nearest":
+            return [run.nearest([float(x) for x in wanted.split(",")])]
+        if kind == "id":
+            return [run.by_id(int(wanted))]
+        return [run.policy(int(text))]
+    except ValueError:
+        raise UserError(f"--policy {text!r}: expected best, all, a row, id:40, or nearest:0.3,0.7") from None
+    except UserError as error:
+        raise UserError(f"--policy {text}: {error}") from None
+
+
+def check_output(output: Path) -> None:
+    """Refuse a folder that is there already."""
+    if os.path.lexists(output):
+        raise UserError(f"--output {output}: exists already; name a new folder")
+
+
+def export(run: Run, policies: Sequence[Policy], output: Path, *, each: bool) -> list[str]:
+    """Write one folder, or with `each` one per policy and an index; returns what the user should be told."""
+    contract = make_contract(run)
+    notes = []
+    try:
+        require("onnx", "onnx")
+    except UserError as error:
+        notes.append(f"{ONNX} is not written: {error}")
+    temporary = output.with_name(f".{output.name[:100]}.{os.getpid()}.tmp")
+    try:
+        temporary.mkdir(parents=True)
+        for policy in policies:
+            folder = temporary / f"{policy.index:05d}" if each else temporary
+            folder.mkdir(exist_ok=True)
+            _write(folder, policy, contract, onnx=not notes)
+        if each:
+            rows = [{"folder": f"{p.index:05d}", **_individual(p)} for p in policies]
+            (temporary / INDEX).write_text(_json(rows))
+        temporary.rename(output)
+    except OSError as error:
+        raise UserError(f"--output {output}: cannot be written ({error.strerror or error})") from None
+    finally:
+        shutil.rmtree(temporary, ignore_errors=True)
+    return notes
+
+
+def make_contract(run: Run) -> dict[str, Any]:
+    """What is common to the policies of a run; refused if the robot is no longer the one they were trained on."""
+    from qdhuac.exchange.contract import interface, unnamed
+
+    try:
+        task, sizes = run.metadata["task"], run.metadata["policy"]
+        name, backend = task["name"], task["backend"]
+        trained = {"observations": sizes["obs_size"], "actions": sizes["action_size"]}
+    except (KeyError, TypeError):
+        raise UserError(f"{run.folder.path}: its repertoire does not say which task it is for") from None
+    bounds = run.metadata.get("action_bounds")
+    described = unnamed(sizes["obs_size"], sizes["action_size"], bounds) if name == OWN else interface(name, backend)
+    for kind, size in trained.items():
+        if len(described[kind]) != size:
+            raise UserError(
+                f"task {name!r} on backend {backend!r} has {len(described[kind])} {kind}, but the policies in "
+                f"{run.folder.path} were trained with {size}"
+            )
+    return {
+        "format": run_policy.FORMAT,
+        "made_by": f"qdhuac {qdhuac.__version__}",
+        "task": name,
+        "backend": backend,
+        "network": {"hidden": sizes["hidden"], "activation": "relu", "output": "tanh"},
+        "normalisation": "none",
+        "obs_size": sizes["obs_size"],
+        "action_size": sizes["action_size"],
+        **described,
+    }
+
+
+def to_onnx(policy: Policy, contract: dict[str, Any]) -> bytes:
+    """The network as an ONNX model, from `obs` [batch, obs] to `continuous_actions` [batch, actions]."""
+    onnx = require("onnx", "onnx")
+    nodes, weights, last = [], [], len(policy.layers) - 1
+    value = "obs"
+    for i, (kernel, bias) in enumerate(policy.layers):
+        for name, array in (("kernel", kernel), ("bias", bias)):
+            weights.append(onnx.numpy_helper.from_array(np.ascontiguousarray(array), f"Dense_{i}/{name}"))
+        nodes.append(onnx.helper.make_node("Gemm", [value, f"Dense_{i}/kernel", f"Dense_{i}/bias"], [f"dense_{i}"]))
+        value = "continuous_actions" if i == last else f"hidden_{i}"
+        nodes.append(onnx.helper.make_node("Tanh" if i == last else "Relu", [f"dense_{i}"], [value]))
+
+    def tensor(name: str, size: int) -> Any:
+        return onnx.helper.make_tensor_value_info(name, onnx.TensorProto.FLOAT, ["batch", size])
+
+    inputs, outputs = (
+        [tensor("obs", len(policy.layers[0][0]))],
+        [tensor("continuous_actions", len(policy.layers[-1][1]))],
+    )
+    graph = onnx.helper.make_graph(nodes, "policy", inputs, outputs, weights)
+    # Versions that runtimes of several years read.
+    model = onnx.helper.make_model(
+        graph, producer_name="qdhuac", ir_version=8, opset_imports=[onnx.helper.make_opsetid("", 17)]
+    )
+    onnx.helper.set_model_props(model, {"contract": json.dumps(contract)})
+    onnx.checker.check_model(model)
+    return model.SerializeToString()
+
+
+def _write(folder: Path, policy: Policy, contract: dict[str, Any], *, onnx: bool) -> None:
+    from safetensors.numpy import save
+
+    layers = {f"Dense_{i}/{part}": array for i, pair in enumerate(policy.layers) for part, array in _parts(pair)}
+    weights = save(layers)
+    contract = contract | {"individual": _individual(policy), "sha256": hashlib.sha256(weights).hexdigest()}
+    (folder / run_policy.WEIGHTS).write_bytes(weights)
+    (folder / run_policy.CONTRACT).write_text(_json(contract))
+    shutil.copyfile(run_policy.__file__, folder / RUNNER)
+    if onnx:
+        (folder / ONNX).write_bytes(to_onnx(policy, contract))
+
+
+def _parts(layer: tuple[np.ndarray, np.ndarray]) -> list[tuple[str, np.ndarray]]:
+    kernel, bias = layer
+    return [("kernel", np.ascontiguousarray(kernel)), ("bias", np.ascontiguousarray(bias))]
+
+
+def _individual(policy: Policy) -> dict[str, Any]:
+    return {
+        "index": policy.index,
+        "id": policy.id,
+        "fitness": policy.fitness,
+        "descriptor": list(policy.descriptor),
+    }
+
+
+def _json(content: Any) -> str:
+    return json.dumps(content, indent=1, allow_nan=False) + "\n"

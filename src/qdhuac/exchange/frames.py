@@ -1,0 +1,97 @@
+"""Archives as data frames with the columns of pyribs, and as pyribs' archives, and back.
+
+A genotype is one row of numbers there, `solution_0`, `solution_1`, ...: its arrays one after the other, in the order of
+`jax.tree.leaves`. Fitness is `objective`, the descriptor is `measures_0`, ... Where an individual comes from is in
+columns of our own, which pyribs passes over.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from qdhuac.environment import require
+from qdhuac.errors import UserError
+from qdhuac.types import Genotype, Individuals, Provenance
+
+PROVENANCE = ("id", "parents_0", "parents_1", "operator", "generation")
+
+
+def to_frame(individuals: Individuals) -> Any:
+    """One row per individual; empty slots are left out."""
+    pandas = require("pandas", "pandas")
+    solution, objective, measures, provenance = _rows(individuals)
+    columns = {f"solution_{i}": solution[:, i] for i in range(solution.shape[1])}
+    columns |= {"objective": objective} | {f"measures_{i}": measures[:, i] for i in range(measures.shape[1])}
+    return pandas.DataFrame(columns | dict(zip(PROVENANCE, provenance.T, strict=True)))
+
+
+def from_frame(frame: Any, genotype: Genotype) -> Individuals:
+    """The individuals in a data frame of ours or of pyribs'; `genotype` is one that they are shaped like."""
+    leaves, structure = jax.tree.flatten(genotype)
+    sizes = [int(np.size(leaf)) for leaf in leaves]
+    solution = _columns(frame, "solution")
+    if solution.shape[1] != sum(sizes):
+        raise UserError(
+            f"solution: expected {sum(sizes)} columns, as the genotype has numbers, got {solution.shape[1]}"
+        )
+    measures = _columns(frame, "measures")
+    for name, missing in (("measures_0", not measures.shape[1]), ("objective", "objective" not in frame.columns)):
+        if missing:
+            raise UserError(f"{name}: the data frame has no such column; it has: {', '.join(map(str, frame.columns))}")
+    pieces = np.split(solution, np.cumsum(sizes)[:-1], axis=1)
+    arrays = [
+        jnp.asarray(piece.reshape(-1, *np.shape(leaf)), leaf.dtype) for piece, leaf in zip(pieces, leaves, strict=True)
+    ]
+    unknown = np.full(len(frame), -1)
+    ids, first, second, operator, generation = (
+        jnp.asarray(np.asarray(frame[name]) if name in frame.columns else unknown, jnp.int32) for name in PROVENANCE
+    )
+    return Individuals(
+        jax.tree.unflatten(structure, arrays),
+        jnp.asarray(np.asarray(frame["objective"]), jnp.float32),
+        jnp.asarray(measures, jnp.float32),
+        Provenance(ids, jnp.stack([first, second], axis=-1), operator, generation),
+    )
+
+
+def to_ribs(individuals: Individuals, archive: Any) -> Any:
+    """Add the individuals to an archive of pyribs, such as a `GridArchive` or `CVTArchive`, and return it."""
+    solution, objective, measures, _ = _rows(individuals)
+    for name, expected, got in (
+        ("solution_dim", archive.solution_dim, solution.shape[1]),
+        ("measure_dim", archive.measure_dim, measures.shape[1]),
+    ):
+        if expected != got:
+            raise UserError(f"archive.{name}: is {expected}, but the individuals have {got}")
+    if len(objective):
+        archive.add(solution, objective, measures)
+    return archive
+
+
+def from_ribs(archive: Any, genotype: Genotype) -> Individuals:
+    """The elites of an archive of pyribs; `genotype` is one that they are shaped like."""
+    return from_frame(archive.data(return_type="pandas"), genotype)
+
+
+def _rows(individuals: Individuals) -> tuple[np.ndarray, ...]:
+    """Solutions, objectives, measures and provenance of the occupied slots."""
+    fitness = np.asarray(individuals.fitness)
+    kept = np.isfinite(fitness)
+    genotypes = [np.asarray(leaf)[kept] for leaf in jax.tree.leaves(individuals.genotypes)]
+    leaves = [leaf.reshape(len(leaf), math.prod(leaf.shape[1:])) for leaf in genotypes]
+    p = individuals.provenance
+    provenance = np.column_stack([np.asarray(x)[kept] for x in (p.id, p.parents, p.operator, p.generation)])
+    return np.concatenate(leaves, axis=1), fitness[kept], np.asarray(individuals.descriptor)[kept], provenance
+
+
+def _columns(frame: Any, field: str) -> np.ndarray:
+    """The columns `field_0`, `field_1`, ... side by side."""
+    count = 0
+    while f"{field}_{count}" in frame.columns:
+        count += 1
+    return np.asarray(frame[[f"{field}_{i}" for i in range(count)]])

@@ -1,0 +1,82 @@
+"""Small tables for the terminal."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from qdhuac.errors import RunFailed
+from qdhuac.store.files import replace_file
+from qdhuac.text import number, shown
+
+EVALUATED = {
+    "qd_score": "QD score",
+    "coverage": "coverage",
+    "max_fitness": "max fitness",
+    "mean_fitness": "mean fitness",
+}
+
+
+def evaluation_rows(summary: Mapping[str, Any]) -> list[tuple[str, str, str]]:
+    """Each metric of an archive: its name, as stored, and as evaluated again."""
+    return [
+        (label, shown(key, summary["stored"].get(key)), shown(key, summary["again"].get(key)))
+        for key, label in EVALUATED.items()
+    ]
+
+
+def print_evaluation(summary: Mapping[str, Any]) -> None:
+    """The stored archive beside its re-evaluation."""
+    from rich.console import Console
+    from rich.table import Table
+
+    table = Table()
+    for heading in ("", "stored", "again"):
+        table.add_column(heading, justify="left" if not heading else "right")
+    for row in evaluation_rows(summary):
+        table.add_row(*row)
+    console = Console()
+    console.print(table)
+    console.print(
+        f"mean loss of fitness {number(summary['mean_fitness_loss'])}, "
+        f"spread over episodes {number(summary['mean_fitness_std'])}, failed episodes {summary['failed_episodes']}",
+        highlight=False,
+    )
+
+
+def print_adaptation(result: Mapping[str, Any]) -> None:
+    """The trials, the individual that was found, and how to get it out."""
+    from rich.console import Console
+    from rich.table import Table
+
+    found, first = result["best"], result["trials"][0]
+    table = Table(title=f"after {', '.join(result['damage'])}")
+    for heading in ("trial", "individual", "descriptor", "before", "expected", "after"):
+        table.add_column(heading, justify="left" if heading == "descriptor" else "right")
+    for i, row in enumerate(result["trials"], 1):
+        descriptor = ", ".join(f"{x:.2f}" for x in row["descriptor"])
+        numbers = (row[name] for name in ("fitness_before", "expected", "fitness_after"))
+        is_best = row["index"] == found["index"]
+        values = (str(i), str(row["index"]), descriptor, *map(number, numbers))
+        table.add_row(*values, style="bold" if is_best else None)
+    console = Console()
+    console.print(table)
+    console.print(
+        f"individual {found['index']}: fitness {number(found['fitness_before'])} before the damage, "
+        f"{number(found['fitness_after'])} after; the archive's best, individual {first['index']}, has "
+        f"{number(first['fitness_after'])} after\n"
+        + ("nobody is expected to do much better" if result["good_enough"] else "no trials are left")
+        + f": qdhuac export {result['run']} --policy {found['index']} --output DIR",
+        highlight=False,
+        soft_wrap=True,
+    )
+
+
+def write_json(path: Path, content: Mapping[str, Any]) -> None:
+    """Replace a JSON file."""
+    try:
+        replace_file(path, json.dumps(content, indent=1, allow_nan=False).encode())
+    except OSError as error:
+        raise RunFailed(f"{path}: cannot be written ({error.strerror})") from None

@@ -1,0 +1,256 @@
+"""Checkpoints: the complete state of a run in one folder, with hashes; written aside and renamed into place.
+
+`checkpoints/<generation>-<updates>/` holds `state.safetensors`, copies of `config.toml`, `metrics.jsonl` and
+`history.jsonl` as they were at that moment, and `manifest.json` with the size and SHA-256 of each and of itself. The
+checkpoint of generation 0 has no `state.safetensors`: that state follows from the configuration. Knows nothing of JAX.
+
+A large array, which is the replay buffer, is cut into pieces `<array>-<piece>.bin`. A piece of zeros has no file. One
+that is as it was in the checkpoint before the last is linked from there, not written again: from that one, so that the
+two newest never share a file, and damage to one leaves the other whole.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import json
+import math
+import os
+import re
+import shutil
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from qdhuac.errors import UserError
+from qdhuac.store.files import sha256, sync, write_synced
+
+if TYPE_CHECKING:
+    import numpy as np
+
+SCHEMA = 2
+MIGRATED = (1,)  # older schemas that are read too: 1 had no pieces, and no warnings among the counters
+KEEP = 2
+LARGE = 1 << 26  # bytes from which on an array is cut
+PIECE = 1 << 24  # bytes
+STATE, MANIFEST = "state.safetensors", "manifest.json"
+TEXTS = ("config.toml", "metrics.jsonl")
+HISTORY = "history.jsonl"  # runs of the first versions have none
+_NAME = re.compile(r"([0-9]{8,12})-([0-9]{12,18})")
+_PIECE_NAME = re.compile(r"[0-9]{3}-[0-9]{6}\.bin")
+
+
+class Damaged(Exception):
+    """A checkpoint that is not what was written."""
+
+
+class Checkpoint(NamedTuple):
+    """A checkpoint read back and found intact."""
+
+    path: Path
+    record: dict[str, Any]  # what the runner gave to `save`
+    texts: dict[str, bytes]  # config.toml, metrics.jsonl, history.jsonl
+    arrays: dict[str, np.ndarray] | None  # None: the state of generation 0
+    damaged: list[str]  # newer checkpoints that had to be passed over, and why
+
+
+def name(generation: int, updates: int) -> str:
+    """Folder name of a checkpoint; names sort by age."""
+    return f"{generation:08d}-{updates:012d}"
+
+
+def save(
+    root: Path, folder: str, record: Mapping[str, Any], texts: Mapping[str, bytes], arrays: dict[str, Any] | None
+) -> Path:
+    """Write a checkpoint and remove all but the newest `KEEP`."""
+    target, temporary = root / folder, root / f"tmp-{folder}"
+    shutil.rmtree(temporary, ignore_errors=True)
+    temporary.mkdir(parents=True)
+    try:
+        for file, data in texts.items():
+            write_synced(temporary / file, data)
+        if arrays is not None:
+            from safetensors.numpy import save as serialise
+
+            # Not written by safetensors itself, whose error on a full disk is not an OSError.
+            write_synced(temporary / STATE, serialise({k: v for k, v in arrays.items() if v.nbytes < LARGE}))
+        files = {p.name: {"size": p.stat().st_size, "sha256": sha256(p)} for p in sorted(temporary.iterdir())}
+        manifest: dict[str, Any] = {"schema": SCHEMA, "record": dict(record), "files": files, "large": {}}
+        source = _before_the_last(root, target)
+        large = [name for name, array in sorted((arrays or {}).items()) if array.nbytes >= LARGE]
+        for index, array_name in enumerate(large):
+            array = (arrays or {})[array_name]
+            pieces = _write_pieces(temporary, index, array, source, files)
+            shape = [int(n) for n in array.shape]
+            manifest["large"][array_name] = {"dtype": array.dtype.str, "shape": shape, "pieces": pieces}
+        manifest["digest"] = _digest(manifest)
+        write_synced(temporary / MANIFEST, _serialised(manifest))
+        sync(temporary)
+        if target.exists():  # one more save at the same instant, or a damaged one that is made again
+            target.rename(root / f"old-{folder}")
+        temporary.rename(target)
+        sync(root)
+    except BaseException:
+        shutil.rmtree(temporary, ignore_errors=True)
+        raise
+    _prune(root)
+    return target
+
+
+def newest(root: Path) -> Checkpoint:
+    """The newest checkpoint whose small files are intact, without its arrays: cheap, for a look at the counters."""
+    return _first_intact(root, with_arrays=False)
+
+
+def load(root: Path) -> Checkpoint:
+    """The newest intact checkpoint; `damaged` says which ones were not. A UserError if there is none."""
+    return _first_intact(root, with_arrays=True)
+
+
+def set_aside(root: Path, found: Checkpoint) -> None:
+    """Take checkpoints newer than `found` out of the way: they are damaged, and their generations will come again."""
+    for path in _folders(root):
+        if _age(path) > _age(found.path):
+            path.rename(path.with_name(f"damaged-{path.name}"))
+
+
+def _first_intact(root: Path, with_arrays: bool) -> Checkpoint:
+    damaged: list[str] = []
+    for path in reversed(_folders(root)):
+        try:
+            return _read(path, with_arrays)._replace(damaged=damaged)
+        except (Damaged, OSError) as error:
+            damaged.append(f"{path.name}: {error}")
+    raise UserError(f"{root}: no intact checkpoint ({'; '.join(damaged) or 'none was ever written'})")
+
+
+def _read(path: Path, with_arrays: bool) -> Checkpoint:
+    manifest = _read_manifest(path / MANIFEST)
+    files, record, large = manifest["files"], manifest["record"], manifest.get("large", {})
+    if not all(isinstance(x, dict) for x in (files, record, large)):
+        raise Damaged(f"{MANIFEST} is not one of ours")
+    texts = {file: _checked(path, file, files) for file in (*TEXTS, *({HISTORY} & files.keys()))}
+    arrays = None
+    if STATE in files and with_arrays:
+        from safetensors import SafetensorError
+        from safetensors.numpy import load
+
+        try:
+            arrays = load(_checked(path, STATE, files))
+            arrays |= {str(name): _read_pieces(path, entry, files) for name, entry in large.items()}
+        except (SafetensorError, ValueError, TypeError, KeyError, OverflowError, MemoryError) as error:
+            raise Damaged(f"the arrays cannot be read ({error})") from None
+    return Checkpoint(path, record, texts, arrays, [])
+
+
+def _checked(path: Path, file: str, files: Mapping[str, Any]) -> bytes:
+    """The content of a file, if it is what the manifest says."""
+    content, expected = path / file, files.get(file)
+    if not isinstance(expected, dict) or not content.is_file():
+        raise Damaged(f"{file} is missing")
+    if content.stat().st_size != expected.get("size"):
+        raise Damaged(f"{file} does not have its size")
+    data = content.read_bytes()
+    if hashlib.sha256(data).hexdigest() != expected.get("sha256"):
+        raise Damaged(f"{file} does not match its hash")
+    return data
+
+
+def _read_manifest(path: Path) -> dict[str, Any]:
+    try:
+        data = path.read_bytes()
+        manifest = json.loads(data)
+        # Also as text: a damaged blank means nothing, but whatever hit it may have hit more.
+        intact = manifest["digest"] == _digest(manifest) and data == _serialised(manifest)
+        schema = manifest["schema"]
+    except FileNotFoundError:
+        raise Damaged(f"{MANIFEST} is missing") from None
+    except (ValueError, KeyError, TypeError, RecursionError):
+        raise Damaged(f"{MANIFEST} is not readable") from None
+    if not intact:
+        raise Damaged(f"{MANIFEST} does not match its hash")
+    if schema not in (SCHEMA, *MIGRATED):  # intact, but of another version of qdhuac: falling back would lose work
+        known = ", ".join(map(str, (*MIGRATED, SCHEMA)))
+        raise UserError(f"{path}: checkpoint schema {schema}; this version of qdhuac reads: {known}")
+    return manifest
+
+
+def _digest(manifest: Mapping[str, Any]) -> str:
+    content = {k: v for k, v in manifest.items() if k != "digest"}
+    return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
+
+
+def _serialised(manifest: Mapping[str, Any]) -> bytes:
+    return json.dumps(manifest, indent=1, allow_nan=False).encode()
+
+
+def _before_the_last(root: Path, target: Path) -> tuple[Path, dict[str, Any]]:
+    """The checkpoint that will go when `target` has come, and its files; nothing if there is none or it is damaged."""
+    others = [p for p in _folders(root) if p != target]
+    try:
+        return others[-KEEP], _read_manifest(others[-KEEP] / MANIFEST)["files"]
+    except (IndexError, Damaged, UserError, OSError):
+        return root, {}
+
+
+def _write_pieces(
+    folder: Path, index: int, array: np.ndarray, source: tuple[Path, dict[str, Any]], files: dict[str, Any]
+) -> list[str | None]:
+    """An array as files, which are entered in `files`; the names of its pieces, None for one of zeros."""
+    content = array.reshape(-1).view("u1")
+    names: list[str | None] = []
+    for start in range(0, len(content), PIECE):
+        piece = content[start : start + PIECE]
+        if not piece[:64].any() and not piece.any():
+            names.append(None)
+            continue
+        file = f"{index:03d}-{len(names):06d}.bin"
+        files[file] = {"size": len(piece), "sha256": hashlib.sha256(piece.data).hexdigest()}
+        names.append(file)
+        if source[1].get(file) == files[file]:
+            try:
+                os.link(source[0] / file, folder / file)
+                continue
+            except OSError:  # gone, or a file system without links
+                pass
+        write_synced(folder / file, piece.data)
+    return names
+
+
+def _read_pieces(path: Path, entry: Mapping[str, Any], files: Mapping[str, Any]) -> np.ndarray:
+    import numpy as np
+
+    shape, pieces = entry["shape"], entry["pieces"]
+    array = np.zeros(shape, np.dtype(entry["dtype"]))
+    size = math.prod(shape) * array.dtype.itemsize
+    if array.dtype.hasobject or len(pieces) != -(-size // PIECE):
+        raise ValueError("pieces are missing")
+    content = array.reshape(-1).data.cast("B")
+    for i, file in enumerate(pieces):
+        if file is None:
+            continue
+        if not _PIECE_NAME.fullmatch(file):
+            raise ValueError(f"not the name of a piece: {file!r}")
+        content[i * PIECE : (i + 1) * PIECE] = _checked(path, file, files)
+    return array
+
+
+def _folders(root: Path) -> list[Path]:
+    """Checkpoints, oldest first; anything else in the folder is not one."""
+    try:
+        return sorted((p for p in root.iterdir() if _NAME.fullmatch(p.name)), key=_age)
+    except (FileNotFoundError, NotADirectoryError):
+        return []
+
+
+def _age(path: Path) -> tuple[int, int]:
+    generation, updates = path.name.split("-")
+    return int(generation), int(updates)
+
+
+def _prune(root: Path) -> None:
+    keep = {p.name for p in _folders(root)[-KEEP:]}
+    for path in root.iterdir():
+        if path.name not in keep and path.is_dir():
+            with contextlib.suppress(OSError):
+                shutil.rmtree(path)

@@ -1,0 +1,132 @@
+"""What a run has found, for use in Python: `qdhuac.load(RUN_DIR)`."""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+import os
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from qdhuac.config import Config
+from qdhuac.environment import require
+from qdhuac.errors import UserError
+from qdhuac.learning import run_policy
+from qdhuac.store import repertoire
+from qdhuac.store.run_folder import RunDir
+
+if TYPE_CHECKING:
+    from qdhuac.types import Individuals
+
+
+@dataclasses.dataclass(frozen=True)
+class Policy:
+    """One individual of an archive; call it with an observation to get its action."""
+
+    index: int  # its row in the archive
+    id: int
+    fitness: float
+    descriptor: tuple[float, ...]
+    layers: run_policy.Layers
+
+    def __call__(self, obs: Any) -> np.ndarray:
+        """Actions between -1 and 1 for one observation [obs] or for many [..., obs]."""
+        return run_policy.act(self.layers, obs)
+
+
+@dataclasses.dataclass(frozen=True)
+class Run:
+    """A run folder that has been read; `archive` has the arrays of `repertoire.safetensors` by name."""
+
+    folder: RunDir
+    config: Config
+    archive: dict[str, np.ndarray]
+    metadata: dict[str, Any]
+
+    def __len__(self) -> int:
+        return len(self.archive["fitness"])
+
+    @property
+    def fitness(self) -> np.ndarray:
+        """[N]"""
+        return self.archive["fitness"]
+
+    @property
+    def descriptor(self) -> np.ndarray:
+        """[N, D]"""
+        return self.archive["descriptor"]
+
+    @property
+    def best(self) -> Policy:
+        """The fittest policy."""
+        self._require_somebody()
+        return self.policy(int(self.fitness.argmax()))
+
+    @property
+    def policies(self) -> list[Policy]:
+        """All of them, in the order of the archive."""
+        return [self.policy(i) for i in range(len(self))]
+
+    @property
+    def individuals(self) -> Individuals:
+        """The archive as `qdhuac.exchange.frames` and `qdhuac.exchange.qdax` take it."""
+        return repertoire.individuals(self.archive)
+
+    @property
+    def metrics(self) -> Any:
+        """One row per generation, as a pandas DataFrame."""
+        return require("pandas", "pandas").DataFrame(self.folder.read_metrics())
+
+    def nearest(self, descriptor: Sequence[float]) -> Policy:
+        """The policy whose descriptor is nearest, each dimension measured by the width of its bounds."""
+        self._require_somebody()
+        low, high = np.asarray(self.metadata["descriptor_bounds"], float)
+        wanted = np.atleast_1d(np.asarray(descriptor, float))
+        if wanted.shape != low.shape or not np.all((low <= wanted) & (wanted <= high)):
+            bounds = ", ".join(f"{a:g} to {b:g}" for a, b in zip(low, high, strict=True))
+            count = f"{len(low)} number{'s' * (len(low) > 1)}"
+            raise UserError(f"descriptor {wanted.tolist()}: expected {count} within {bounds}")
+        distance = np.square((self.descriptor - wanted) / (high - low)).sum(-1)
+        return self.policy(int(distance.argmin()))
+
+    def by_id(self, number: int) -> Policy:
+        """The policy of an individual, whose id is what the explorer and the history show."""
+        (rows,) = np.nonzero(self.archive["provenance/id"] == number)
+        if not len(rows):
+            raise UserError(f"individual {number} is not in the archive, or not any more")
+        return self.policy(int(rows[0]))
+
+    def policy(self, index: int) -> Policy:
+        """The policy in a row of the archive."""
+        self._require_somebody()
+        if not 0 <= index < len(self):
+            raise UserError(f"slot {index} is empty; the archive has policies 0 to {len(self) - 1}")
+        sizes = self.metadata.get("policy")
+        if not isinstance(sizes, dict):
+            raise UserError(f"{self.folder.path}: its genotypes are not policies")
+        try:
+            widths = (sizes["obs_size"], *sizes["hidden"], sizes["action_size"])
+            names = [f"genotypes/Dense_{i}" for i in range(len(widths) - 1)]
+            layers = [(self.archive[f"{n}/kernel"][index], self.archive[f"{n}/bias"][index]) for n in names]
+            shapes = [(kernel.shape, bias.shape) for kernel, bias in layers]
+        except (KeyError, TypeError):
+            shapes, widths = [], ()
+        if not shapes or shapes != [((m, n), (n,)) for m, n in itertools.pairwise(widths)]:
+            raise UserError(f"{self.folder.path}: its genotypes do not have the sizes that its metadata names")
+        descriptor = tuple(float(x) for x in self.descriptor[index])
+        number = int(self.archive["provenance/id"][index])
+        return Policy(index, number, float(self.fitness[index]), descriptor, layers)
+
+    def _require_somebody(self) -> None:
+        if not len(self):
+            raise UserError(f"{self.folder.path}: the archive is empty")
+
+
+def load_run(run_dir: str | os.PathLike[str]) -> Run:
+    """Read a run folder; nothing of it is changed."""
+    folder = RunDir.open(Path(run_dir))
+    config = folder.read_config()
+    return Run(folder, config, *repertoire.find(folder))

@@ -1,0 +1,139 @@
+"""One process per run, one core each, so that a crash of one does not stop the others."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import shutil
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from qdhuac.store import checkpoint
+from qdhuac.studies.catalogue import Run, arguments
+from qdhuac.studies.folder import LOGS, MISSING, RUNS
+
+COMMAND = [sys.executable, "-m", "qdhuac.cli"]
+ONE_THREAD = "--xla_cpu_multi_thread_eigen=false intra_op_parallelism_threads=1"
+# Exit codes of a run that a signal stopped; the negative ones before it could catch any.
+STOPPED = (129, 130, 143, -1, -2, -15)
+# What stands before a command whose process is to be stopped (SIGTERM, so it saves) when ours is gone, however it went.
+# Slurm sends SIGUSR2 to everything in a job; it is meant for us alone.
+MORTAL = """import ctypes, os, signal, sys
+signal.signal(signal.SIGUSR2, signal.SIG_IGN)
+ctypes.CDLL(None).prctl(1, signal.SIGTERM)  # PR_SET_PDEATHSIG
+if os.getppid() == int(sys.argv[1]): os.execv(sys.argv[2], sys.argv[2:])"""
+
+
+class Result(NamedTuple):
+    """How a run ended."""
+
+    code: int | None  # None: no process was started, and `last` says why
+    seconds: float = 0.0
+    last: str = ""  # what its process said last
+
+
+@dataclasses.dataclass
+class Job:
+    """A run in a process of its own."""
+
+    run: Run
+    process: subprocess.Popen[bytes]
+    core: int | None
+    begun: float
+
+
+def command(root: Path, run: Run, state: str) -> list[str]:
+    """How to begin or to go on with a run; one that was killed after its last checkpoint lacks its report alone."""
+    path, goal = root / RUNS / run.folder, run.config.run.env_steps
+    if state == MISSING:
+        return [*COMMAND, "train", *arguments(run), "--run-dir", str(path)]
+    saved = checkpoint.newest(path / "checkpoints").record
+    if not saved.get("pending") and saved.get("counters", {}).get("env_steps", 0) >= goal:
+        return [*COMMAND, "report", str(path)]
+    return [*COMMAND, "resume", str(path), "--env-steps", str(goal)]
+
+
+def cores() -> list[int]:
+    """The cores that this process may use; empty where the system does not tell."""
+    return sorted(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else []
+
+
+def begin(root: Path, run: Run, state: str, out: Any, core: int | None = None) -> Job:
+    """Start the process of a run; its command and what it says go to its log."""
+    words = command(root, run, state)
+    out.write(f"$ {' '.join(words)}\n".encode())
+    out.flush()
+    return Job(run, start(words, core, out), core, time.monotonic())
+
+
+def log(root: Path, run: Run) -> Path:
+    """The file that a run's process writes to."""
+    return root / LOGS / f"{run.folder}.log"
+
+
+def ended(root: Path, job: Job) -> Result:
+    """How a run ended, whose process has; what a report needs stays: configuration, metrics, repertoire."""
+    if job.process.returncode == 0:
+        shutil.rmtree(root / RUNS / job.run.folder / "checkpoints", ignore_errors=True)  # a replay buffer is large
+    return Result(job.process.returncode, time.monotonic() - job.begun, last_line(log(root, job.run)))
+
+
+class Local:
+    """Runs on this machine; each is pinned to a core if there are enough."""
+
+    queues, poll = False, 0.2
+
+    def __init__(self, dry_run: bool) -> None:
+        pass
+
+    def prepare(self, root: Path, runs: Sequence[Run], order: Any, jobs: int) -> None:
+        self.root, self.jobs = root, jobs
+        usable = cores()
+        self._free: list[int | None] = [*usable[:jobs]] if jobs <= len(usable) else [None] * jobs
+
+    def begin(self, run: Run, state: str) -> Job:
+        with log(self.root, run).open("ab") as out:
+            job = begin(self.root, run, state, out, self._free[0])
+        self._free.pop(0)
+        return job
+
+    def result(self, job: Job) -> Result | None:
+        if job.process.poll() is None:
+            return None
+        self._free.append(job.core)
+        return ended(self.root, job)
+
+    def stop(self, job: Job, number: int) -> None:
+        job.process.send_signal(number)
+
+    def close(self) -> None:
+        pass
+
+
+def last_line(log: Path) -> str:
+    """The last thing that a process said."""
+    lines = [line for line in log.read_text(encoding="utf-8", errors="replace").splitlines() if line.strip()]
+    return lines[-1].removeprefix("qdhuac: error: ") if lines else "said nothing"
+
+
+def start(words: Sequence[str], core: int | None, out: Any) -> subprocess.Popen[bytes]:
+    """A process with one thread for XLA, on one core if one is named; when we are gone, it saves and ends too."""
+    flags = os.environ.get("XLA_FLAGS", "")
+    environment = {**os.environ, "XLA_FLAGS": f"{flags} {ONE_THREAD}".strip(), "PYTHONUNBUFFERED": "1"}
+    if sys.platform == "linux":
+        words = [sys.executable, "-IS", "-c", MORTAL, str(os.getpid()), *words]
+    usable = cores()
+    if core is not None:
+        os.sched_setaffinity(0, {core})  # inherited from the first instruction on
+    try:
+        # A session of its own: Ctrl-C reaches the children through us, once.
+        return subprocess.Popen(
+            words, stdin=subprocess.DEVNULL, stdout=out, stderr=out, env=environment, start_new_session=True
+        )
+    finally:
+        if core is not None:
+            os.sched_setaffinity(0, usable)

@@ -1,0 +1,114 @@
+"""Runs as tasks of a Ray cluster: Ray chooses the nodes, and gives the run of a lost one to another."""
+
+from __future__ import annotations
+
+import logging
+import os
+import socket
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from qdhuac.environment import require, versions
+from qdhuac.errors import UserError
+from qdhuac.studies import worker
+from qdhuac.studies.catalogue import Run
+from qdhuac.studies.local import Result
+
+LOST = 100  # so many times a run may lose its node
+STORE = 80 << 20  # bytes for objects in a Ray of our own: next to nothing is passed around
+TIMEOUT = 5.0  # seconds
+PATIENCE = 120.0  # seconds for a node to say which versions it has
+GREETING = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + bytes([0, 0, 0, 4, 0, 0, 0, 0, 0])  # HTTP/2's, and no settings
+
+
+class Ray:
+    """The cluster that RAY_ADDRESS names, or one that is started here."""
+
+    queues, poll = True, 0.5
+
+    def __init__(self, dry_run: bool) -> None:
+        self.ray = require("ray", "ray")
+        if not dry_run:
+            self._connect(os.environ.get("RAY_ADDRESS") or "local")
+
+    def _connect(self, address: str) -> None:
+        options: dict[str, Any] = {"address": address, "log_to_driver": False, "logging_level": logging.ERROR}
+        if address == "local":
+            os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")  # what is started here reports to nobody
+            options |= {"include_dashboard": False, "object_store_memory": STORE}
+        elif address != "auto":
+            _knock(address)
+        try:
+            self.ray.init(**options)
+        except (OSError, RuntimeError, ValueError, self.ray.exceptions.RayError) as error:
+            raise UserError(f"RAY_ADDRESS={address}: {error}") from None
+
+    def prepare(self, root: Path, runs: Sequence[Run], order: Callable[[Run], Mapping[str, Any]], jobs: int) -> None:
+        """A task is a core, an accelerator where there are any, and another node when its own is lost."""
+        self._compare_versions()
+        self.jobs, self._order = jobs, order
+        self._stopped: set[Any] = set()
+        self._files: dict[Any, Path] = {}
+        self._root = root
+        gpus = 1 if self.ray.cluster_resources().get("GPU") else 0
+        again = {"max_retries": LOST, "retry_exceptions": [worker.Stopped]}
+        self._work = self.ray.remote(num_cpus=1, num_gpus=gpus, **again)(worker.work)
+
+    def _compare_versions(self) -> None:
+        """Refuse a cluster whose nodes would not compute the same."""
+        ours = versions()
+        ask = self.ray.remote(num_cpus=0)(worker.node)
+        strategy = self.ray.util.scheduling_strategies.NodeAffinitySchedulingStrategy
+        there = [node["NodeID"] for node in self.ray.nodes() if node["Alive"]]
+        asked = [ask.options(scheduling_strategy=strategy(node, soft=False)).remote() for node in there]
+        try:
+            found = self.ray.get(asked, timeout=PATIENCE)
+        except self.ray.exceptions.RayError as error:
+            raise UserError(f"--executor ray: a node does not answer ({_last_line(error)})") from None
+        for name, theirs in found:
+            worker.compare(name, theirs, ours)
+
+    def begin(self, run: Run, state: str) -> Any:
+        job = self._work.remote(self._order(run))
+        self._files[job] = worker.stopped(self._root, run)
+        return job
+
+    def result(self, job: Any) -> Result | None:
+        if not self.ray.wait([job], timeout=0)[0]:
+            return None
+        try:
+            return self.ray.get(job)
+        except self.ray.exceptions.RayTaskError as error:
+            return Result(None, last=_last_line(error.cause or error))
+        except self.ray.exceptions.RayError as error:
+            return Result(None, last=_last_line(error))
+
+    def stop(self, job: Any, number: int) -> None:
+        """The worker lets its run save; the second time it is killed, and its run with it."""
+        self._files[job].touch()
+        self.ray.cancel(job, force=job in self._stopped)
+        self._stopped.add(job)
+
+    def close(self) -> None:
+        self.ray.shutdown()
+
+
+def _knock(address: str) -> None:
+    """Refuse an address where no Ray is: Ray itself would try for minutes."""
+    host, _, port = address.rpartition(":")
+    if not host or not port.isdecimal() or "/" in host:
+        raise UserError(f"RAY_ADDRESS={address}: expected host:port of the cluster's head, or auto")
+    try:
+        with socket.create_connection((host, int(port)), TIMEOUT) as there:
+            if os.environ.get("RAY_USE_TLS", "0") == "0":
+                there.sendall(GREETING)
+                if there.recv(9)[3:4] != b"\4":  # settings come first
+                    raise OSError("something else answers")
+    except (OSError, OverflowError, UnicodeError) as error:
+        raise UserError(f"RAY_ADDRESS={address}: no Ray cluster is there ({error})") from None
+
+
+def _last_line(error: Exception) -> str:
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    return lines[-1] if lines else type(error).__name__

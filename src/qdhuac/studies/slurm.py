@@ -1,0 +1,109 @@
+"""Runs as an array of Slurm jobs, through submitit: one that is preempted or out of time saves and is queued again."""
+
+from __future__ import annotations
+
+import shutil
+import time
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from qdhuac.environment import require
+from qdhuac.errors import UserError
+from qdhuac.studies.catalogue import Run
+from qdhuac.studies.local import Result
+from qdhuac.studies.worker import Stopped, Worker
+
+FOLDER = "slurm"  # of the root: scripts, submitit's own files, and what its jobs say
+MINUTES = 24 * 60  # of one job
+AGAIN = 100  # so many times a job may run out of time
+GRACE = 180.0  # seconds
+
+
+class Task:
+    """What submitit calls, and what it queues again when the job has to leave its node."""
+
+    def __init__(self, order: Mapping[str, Any]) -> None:
+        self.order = order
+        self._worker: Worker | None = None
+
+    def __call__(self) -> Result:
+        self._worker = Worker()
+        try:
+            return self._worker.run(self.order)
+        except Stopped as error:
+            # Slurm has told the whole job to go. It queues again only what does not leave by itself.
+            time.sleep(GRACE)
+            return Result(None, last=str(error))
+
+    def checkpoint(self) -> Any:
+        """Let the run save."""
+        if self._worker is not None:
+            self._worker.stop()
+        return require("submitit", "slurm").helpers.DelayedSubmission(type(self)(self.order))
+
+
+class Slurm:
+    """The cluster that this machine submits to."""
+
+    queues, poll = True, 2.0
+
+    def __init__(self, dry_run: bool) -> None:
+        self.submitit = require("submitit", "slurm")
+        self._stopped: set[str] = set()
+        if dry_run:
+            return
+        for program in ("sbatch", "srun", "scancel"):
+            if shutil.which(program) is None:
+                raise UserError(f"--executor slurm: there is no {program} here; give the command where Slurm is")
+
+    def prepare(self, root: Path, runs: Sequence[Run], order: Callable[[Run], Mapping[str, Any]], jobs: int) -> None:
+        """Submit everything as one array, of which Slurm starts so many at a time."""
+        self.jobs = len(runs)
+        executor = self.submitit.SlurmExecutor(root / FOLDER, max_num_timeout=AGAIN)
+        executor.update_parameters(**_parameters(jobs))
+        try:
+            with executor.batch():
+                sent = [executor.submit(Task(order(run))) for run in runs]
+        except (OSError, RuntimeError) as error:
+            raise UserError(f"--executor slurm: {error}") from None
+        self._sent = {run.folder: job for run, job in zip(runs, sent, strict=True)}
+
+    def begin(self, run: Run, state: str) -> Any:
+        return self._sent[run.folder]
+
+    def result(self, job: Any) -> Result | None:
+        if job.job_id in self._stopped:
+            return Result(None)  # Slurm lets it save
+        if not job.done():
+            return None
+        try:
+            return job.result()
+        except self.submitit.core.utils.UncompletedJobError as error:
+            return Result(None, last=f"{' '.join(str(error).splitlines()[:2])}, see {job.paths.stderr}")
+
+    def stop(self, job: Any, number: int) -> None:
+        job.cancel(check=False)
+        self._stopped.add(job.job_id)
+
+    def close(self) -> None:
+        pass
+
+    def script(self, root: Path, runs: int, jobs: int) -> str:
+        """What sbatch would get."""
+
+        class Anywhere(self.submitit.SlurmExecutor):  # type: ignore[name-defined]
+            @classmethod
+            def affinity(cls) -> int:
+                return 1  # also where there is no Slurm
+
+        executor = Anywhere((root / FOLDER).absolute())
+        executor.update_parameters(**_parameters(jobs))
+        executor.parameters |= {"map_count": runs} if runs > 1 else {}
+        return executor._make_submission_file_text(executor._submitit_command_str, "")
+
+
+def _parameters(jobs: int) -> dict[str, Any]:
+    """Of the script; `requeue` is for clusters that end a preempted job, or lose its node, without a word."""
+    ours = {"job_name": "qdhuac", "time": MINUTES, "cpus_per_task": 1, "array_parallelism": jobs}
+    return {**ours, "additional_parameters": {"requeue": True}}

@@ -1,0 +1,240 @@
+"""What a person sees of a run: a live display in a terminal, plain lines elsewhere."""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections import deque
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
+
+from qdhuac.config import Config
+from qdhuac.text import METRICS, duration, number, shown
+
+if TYPE_CHECKING:
+    from rich.console import RenderableType
+
+PLAIN_INTERVAL = 5.0  # seconds between two plain lines
+AGO = 10  # generations that a trend looks back
+COLUMNS = 24  # of a small curve
+BLOCKS = "▁▂▃▄▅▆▇█"
+
+
+class Progress(Protocol):
+    """What the runner reports to."""
+
+    def phase(self, name: str, done: int = 0, total: int = 0) -> None:
+        """What is going on now, and how much of it is done, if that is known."""
+
+    def generation(self, line: Mapping[str, Any]) -> None:
+        """A generation has ended with this line of metrics."""
+
+    def note(self, text: str) -> None:
+        """Something the user should know."""
+
+    def close(self) -> None:
+        """The end."""
+
+
+class Silent:
+    """Reports nothing: for tests and embedding programs."""
+
+    def phase(self, name: str, done: int = 0, total: int = 0) -> None: ...
+
+    def generation(self, line: Mapping[str, Any]) -> None: ...
+
+    def note(self, text: str) -> None: ...
+
+    def close(self) -> None: ...
+
+
+class Pace(NamedTuple):
+    """How fast it goes; None while nothing is known."""
+
+    share: float  # of the goal, 0 to 1
+    steps_per_s: float | None
+    updates_per_s: float | None
+    eta_s: float | None
+
+    def after(self, seconds: float) -> Pace:
+        """The same, so many seconds later: a generation takes minutes, and the clock should not stand still."""
+        if not self.eta_s:
+            return self
+        left = max(0.0, self.eta_s - seconds)
+        share = 1 - (1 - self.share) * left / self.eta_s
+        return self._replace(share=min(share, max(self.share, 0.99)), eta_s=left)  # the end is when it is there
+
+
+class Meter:
+    """Rates over the last generations; the first one of a session is left out, because it compiles."""
+
+    def __init__(self, config: Config) -> None:
+        self.goals = {"env_steps": config.run.env_steps, "generation": config.run.generations}
+        self._recent: deque[Mapping[str, Any]] = deque(maxlen=10)
+
+    def add(self, line: Mapping[str, Any]) -> Pace:
+        self._recent.append(line)
+        share = max(min(1.0, line[k] / goal) for k, goal in self.goals.items() if goal)
+        first, span = self._recent[0], line["wall_s"] - self._recent[0]["wall_s"]
+        if span <= 0:
+            return Pace(share, None, None, None)
+        steps = (line["env_steps"] - first["env_steps"]) / span
+        learning = sum(other["time_learn"] for other in list(self._recent)[1:])
+        updates = (line["gradient_updates"] - first["gradient_updates"]) / learning if learning > 0 else None
+        left = [(goal - line[k]) * span / max(line[k] - first[k], 1e-9) for k, goal in self.goals.items() if goal]
+        return Pace(share, steps, updates or None, max(0.0, min(left)))
+
+
+class Trend:
+    """The four metrics since the session began."""
+
+    def __init__(self) -> None:
+        self._values: dict[str, list[float | None]] = {name: [] for name in METRICS}
+
+    def add(self, line: Mapping[str, Any]) -> None:
+        for name, values in self._values.items():
+            values.append(line[name])
+
+    def change(self, name: str) -> float | None:
+        """The difference to `AGO` generations ago, or to the first; None while nothing is known."""
+        values = self._values[name]
+        now, before = values[-1], values[max(0, len(values) - 1 - AGO)]
+        return None if len(values) < 2 or now is None or before is None else now - before
+
+    def spark(self, name: str) -> str:
+        """A small curve of all values so far."""
+        known = [value for value in self._values[name] if value is not None]
+        if len(known) < 2:
+            return ""
+        columns = min(len(known), COLUMNS)
+        shown = [known[round(i * (len(known) - 1) / (columns - 1))] for i in range(columns)]
+        low, span = min(shown), max(shown) - min(shown)
+        return "".join(BLOCKS[round((value - low) / (span or 1) * (len(BLOCKS) - 1))] for value in shown)
+
+
+class Plain:
+    """One line every few seconds, for logs."""
+
+    def __init__(self, config: Config) -> None:
+        self._meter, self._trend, self._last = Meter(config), Trend(), -PLAIN_INTERVAL
+        self._unsaid: str | None = None
+
+    def phase(self, name: str, done: int = 0, total: int = 0) -> None: ...
+
+    def generation(self, line: Mapping[str, Any]) -> None:
+        """A line now, or later if the last one was a moment ago."""
+        self._trend.add(line)
+        facts = [f"generation {line['generation']:,}", f"steps {line['env_steps']:,}"]
+        for name, label in METRICS.items():
+            facts.append(f"{label} {_value(name, line[name])}{_arrow(self._trend.change(name), ' ')}")
+        self._unsaid = "  ".join([*facts, f"archive {line['archive_size']:,}", *_speed(self._meter.add(line))])
+        if time.monotonic() - self._last >= PLAIN_INTERVAL:
+            self._say()
+
+    def note(self, text: str) -> None:
+        print(text, flush=True)
+
+    def close(self) -> None:
+        self._say()
+
+    def _say(self) -> None:
+        if self._unsaid:
+            print(self._unsaid, flush=True)
+            self._unsaid, self._last = None, time.monotonic()
+
+
+class LiveDisplay:
+    """A bar with the time that is left, the metrics with their trend below it, and what is going on now."""
+
+    def __init__(self, config: Config) -> None:
+        from rich.console import Console
+        from rich.live import Live
+        from rich.spinner import Spinner
+
+        self._meter, self._trend = Meter(config), Trend()
+        self._title = f"{config.algorithm} · {config.task.name} · seed {config.run.seed}"
+        self._phase, self._done, self._total = "starting", 0, 0
+        self._line: Mapping[str, Any] | None = None
+        self._pace: Pace | None = None
+        self._began = self._line_at = time.monotonic()
+        self._warnings = 0
+        self._spinner = Spinner("dots")
+        self._console = Console()
+        self._live = Live(get_renderable=self.render, console=self._console, refresh_per_second=4)
+        self._live.start()
+
+    def phase(self, name: str, done: int = 0, total: int = 0) -> None:
+        self._phase, self._done, self._total = name, done, total
+
+    def generation(self, line: Mapping[str, Any]) -> None:
+        self._trend.add(line)
+        self._line, self._pace, self._line_at = line, self._meter.add(line), time.monotonic()
+
+    def note(self, text: str) -> None:
+        self._warnings += text.startswith("warning")
+        style = "yellow" if text.startswith("warning") else None
+        self._console.print(text, style=style, markup=False, highlight=False, soft_wrap=True)
+
+    def close(self) -> None:
+        self._phase, self._total = "done", 0
+        self._live.stop()
+
+    def render(self) -> RenderableType:
+        """The display at this moment."""
+        from rich.console import Group
+        from rich.progress_bar import ProgressBar
+        from rich.table import Table
+        from rich.text import Text
+
+        now = time.monotonic()
+        pace = self._pace.after(now - self._line_at) if self._pace else Pace(0.0, None, None, None)
+        bar = Table.grid(padding=(0, 1))
+        bar.add_row(
+            Text(self._title, "bold"), ProgressBar(total=1.0, completed=pace.share, width=24), f"{pace.share:4.0%}"
+        )
+        doing = f"{self._phase} {self._done:,} of {self._total:,}" if self._total else self._phase
+        if self._line is None:
+            doing += " (the first generation compiles, which takes a while)"
+        state = Text(doing, "dim")
+        if self._warnings:
+            state.append(f" · {self._warnings} warning{'s' * (self._warnings > 1)}, see above", "not dim yellow")
+        self._spinner.update(text=state)
+        below = self._spinner if self._phase != "done" else state
+        speed = Text(" · ".join([*_speed(pace), f"running for {duration(now - self._began)}"]), "dim")
+        if self._line is None:
+            return Group(bar, speed, below)
+        table = Table("", "now", "so far", f"last {AGO} generations", box=None, pad_edge=False, header_style="dim")
+        table.columns[1].justify = table.columns[3].justify = "right"
+        for name, label in METRICS.items():
+            change = self._trend.change(name)
+            difference = "" if change is None else _value(name, change, sign="+") + _arrow(change, " ")
+            table.add_row(label, Text(_value(name, self._line[name]), "bold cyan"), self._trend.spark(name), difference)
+        counts = (("generation", "generation"), ("env_steps", "steps"), ("gradient_updates", "updates"))
+        sums = [f"{label} {self._line[name]:,}" for name, label in (*counts, ("archive_size", "archive"))]
+        return Group(bar, table, Text(" · ".join(sums), "dim"), speed, below)
+
+
+def make(config: Config) -> Progress:
+    """The display that suits where the output goes."""
+    return LiveDisplay(config) if sys.stdout.isatty() else Plain(config)
+
+
+def _value(name: str, value: float | None, sign: str = "") -> str:
+    text = shown(name, value)
+    return sign + text if value is not None and value > 0 else text
+
+
+def _arrow(change: float | None, before: str) -> str:
+    """Which way it goes; nothing while that is not known."""
+    return "" if change is None else before + ("↑" if change > 0 else "↓" if change < 0 else "=")
+
+
+def _speed(pace: Pace) -> list[str]:
+    out = []
+    if pace.steps_per_s is not None:
+        out.append(f"{number(pace.steps_per_s)} steps/s")
+    if pace.updates_per_s is not None:
+        out.append(f"{number(pace.updates_per_s)} updates/s")
+    if pace.eta_s is not None:
+        out.append(f"ETA {duration(pace.eta_s)}")
+    return out

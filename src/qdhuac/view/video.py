@@ -1,0 +1,121 @@
+"""Videos of an individual: MuJoCo draws the frames, in software where there is no GPU; ffmpeg or Pillow encode them."""
+
+from __future__ import annotations
+
+import ctypes
+import io
+import os
+import subprocess
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from qdhuac.errors import RunFailed, UserError
+from qdhuac.store.files import replace_file
+
+LIBRARIES = {"egl": "libEGL.so.1", "osmesa": "libOSMesa.so.8", "glfw": "libGL.so.1"}
+PACKAGES = "EGL (libEGL.so.1; Debian: libegl1 and libgl1-mesa-dri) or OSMesa (libOSMesa.so.8; Debian: libosmesa6)"
+FORMATS = (".mp4", ".gif")
+
+
+def choose_library() -> None:
+    """Settle before MuJoCo is imported with which library it draws; a UserError that names what is missing."""
+    wanted = os.environ.get("MUJOCO_GL", "")
+    if wanted and wanted not in LIBRARIES:
+        raise UserError(f"MUJOCO_GL={wanted!r}: expected one of: {', '.join(LIBRARIES)}")
+    for name in (wanted,) if wanted else ("egl", "osmesa"):
+        try:
+            ctypes.CDLL(LIBRARIES[name])
+        except OSError:
+            continue
+        os.environ["MUJOCO_GL"] = name
+        return
+    asked = f" (MUJOCO_GL={wanted} asks for {LIBRARIES[wanted]})" if wanted else ""
+    raise UserError(f"no library to draw with{asked}: install {PACKAGES}")
+
+
+def check_output(path: Path) -> None:
+    """Refuse early what could not be written at the end."""
+    if path.suffix.lower() not in FORMATS:
+        raise UserError(f"--output {path}: expected a name that ends in {' or '.join(FORMATS)}")
+    if path.is_dir() or not path.absolute().parent.is_dir() or not os.access(path.absolute().parent, os.W_OK):
+        raise UserError(f"--output {path}: no file can be written there")
+
+
+def frames(model: Any, qpos: np.ndarray, width: int, height: int) -> Iterator[np.ndarray]:
+    """A picture [height, width, 3] of each pose, from the side, with the camera following the robot."""
+    import mujoco
+
+    model.vis.global_.offwidth, model.vis.global_.offheight = width, height
+    data = mujoco.MjData(model)
+    try:
+        renderer = mujoco.Renderer(model, height, width)
+    except Exception as error:  # which kind depends on the library
+        raise UserError(
+            f"{os.environ.get('MUJOCO_GL')} cannot draw here ({type(error).__name__}: {error}); install {PACKAGES}"
+        ) from None
+    with renderer:
+        camera = mujoco.MjvCamera()
+        camera.type = mujoco.mjtCamera.mjCAMERA_TRACKING
+        camera.trackbodyid = 1
+        camera.distance, camera.azimuth, camera.elevation = 4.0, 90.0, -12.0
+        for costly in (mujoco.mjtRndFlag.mjRND_SHADOW, mujoco.mjtRndFlag.mjRND_REFLECTION):
+            renderer.scene.flags[costly] = False
+        for pose in qpos:
+            data.qpos[:] = pose
+            mujoco.mj_forward(model, data)
+            renderer.update_scene(data, camera)
+            yield renderer.render()
+
+
+def every(dt: float, most_fps: float) -> int:
+    """So many steps per frame that there are at most `most_fps` frames a second of simulated time."""
+    return max(1, round(1 / (dt * most_fps)))
+
+
+def gif(pictures: Iterator[np.ndarray], seconds_per_frame: float) -> bytes:
+    """An animation that repeats."""
+    from PIL import Image
+
+    images = [Image.fromarray(p).quantize(64) for p in pictures]
+    stream = io.BytesIO()
+    duration = max(20, round(1000 * seconds_per_frame))
+    images[0].save(stream, "GIF", save_all=True, append_images=images[1:], duration=duration, loop=0)
+    return stream.getvalue()
+
+
+def mp4(pictures: Iterator[np.ndarray], seconds_per_frame: float) -> bytes:
+    """A video that every browser plays (H.264)."""
+    try:
+        from imageio_ffmpeg import get_ffmpeg_exe
+    except ImportError:
+        raise UserError(
+            "an .mp4 needs imageio-ffmpeg, a .gif does not: make setup-view or pip install '.[view]'"
+        ) from None
+    first = next(pictures)
+    source = f"-f rawvideo -pix_fmt rgb24 -s {first.shape[1]}x{first.shape[0]} -r {1 / seconds_per_frame:.6f} -i -"
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "video.mp4"
+        encoding = "-c:v libx264 -crf 23 -pix_fmt yuv420p -movflags +faststart"
+        command = [get_ffmpeg_exe(), "-loglevel", "error", *source.split(), *encoding.split(), str(path)]
+        content = b"".join(picture.tobytes() for picture in (first, *pictures))
+        done = subprocess.run(command, input=content, capture_output=True, check=False)
+        if done.returncode:
+            raise RunFailed(f"ffmpeg could not write the video ({done.stderr.decode(errors='replace').strip()})")
+        return path.read_bytes()
+
+
+def write(path: Path, model: Any, qpos: np.ndarray, dt: float) -> None:
+    """Film the poses in the format that the file's name says."""
+    is_gif = path.suffix.lower() == ".gif"
+    stride = every(dt, 20 if is_gif else 50)
+    width, height = (320, 240) if is_gif else (640, 480)
+    encode = gif if is_gif else mp4
+    content = encode(frames(model, qpos[::stride], width, height), stride * dt)
+    try:
+        replace_file(path, content)
+    except OSError as error:
+        raise RunFailed(f"{path}: cannot be written ({error.strerror or error})") from None

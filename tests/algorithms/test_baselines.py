@@ -1,0 +1,288 @@
+"""PGA-ME, QD-PG and DCRL-ME on a toy: who is tried, what is stored, that it helps, and that a stop changes nothing."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import signal
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from reach import STEPS, ReachTask, generation
+
+from qdhuac import config as configuration
+from qdhuac import presets
+from qdhuac.errors import UserError
+from qdhuac.learning.novelty import NoveltyArchive
+from qdhuac.store.arrays import flatten
+from qdhuac.store.run_folder import RunDir
+from qdhuac.training.build import build_algorithm
+from qdhuac.training.display import Silent
+from qdhuac.training.loop import Runner
+from qdhuac.training.signals import Stop
+from qdhuac.types import ACTOR, DIVERSITY, GRADIENT, ISOLINE, RANDOM
+
+TASKS = {"qd_pg": ReachTask(contacts=True)}
+SMALL = {
+    "emitter.batch_size": 10,
+    "emitter.gradient_steps": 5,
+    "emitter.sigma_line": 0.1,
+    "learner.batch_size": 64,
+    "learner.discount": 0.8,
+    "learner.critic_learning_rate": 3e-3,
+    "learner.target_tau": 0.02,
+    "task.episode_length": STEPS,
+    "archive.capacity": 20,
+    "replay.capacity": 4000,
+}
+
+
+def settings(algorithm, **overrides):
+    return presets.make(
+        algorithm, "smoke", SMALL | {name.replace("__", "."): value for name, value in overrides.items()}
+    )
+
+
+def make(algorithm, **overrides):
+    task = TASKS.get(algorithm, ReachTask())
+    return task, build_algorithm(settings(algorithm, **overrides), task)
+
+
+def run(name, folder, *, again=False, stop=None, progress=None, **overrides):
+    """A runner in `folder`; they all compile the same programs, which the cache of the tests then has."""
+    values = {"learner__utd": 1.25, "run__generations": 12, "run__chunk": 30} | overrides
+    config, task = settings(name, **values), TASKS.get(name, ReachTask())
+    if again:
+        where = RunDir.open(folder)
+        where.lock()
+    else:
+        where = RunDir.create(folder, config)
+    runner = Runner(config, task, build_algorithm(config, task), where, progress, stop)
+    runner.restore() if again else runner.start()
+    runner.run()
+    return runner
+
+
+def lines(runner):
+    """The metrics without what depends on the clock."""
+    rows = map(json.loads, (runner.folder.path / "metrics.jsonl").read_text().splitlines())
+    return [{k: v for k, v in row.items() if k not in ("wall_s", "crc") and not k.startswith("time_")} for row in rows]
+
+
+@pytest.fixture(scope="module", params=configuration.BASELINES)
+def trained(request, tmp_path_factory):
+    """Twelve generations of each baseline, of 100 updates each."""
+    runner = run(request.param, tmp_path_factory.mktemp("runs") / "run")
+    return request.param, runner, runner.algorithm, runner.state.algorithm, lines(runner)
+
+
+def test_offspring_are_split_among_the_operators(trained):
+    name, runner, *_ = trained
+    operators = np.asarray(runner._ask(runner.state)[0].provenance.operator)
+    tried = [int(np.sum(operators == o)) for o in (ISOLINE, GRADIENT, ACTOR, DIVERSITY)]
+    # QD-PG: 4 for quality (3 and the actor) + 3 for diversity (2 and its actor) + 3 Iso+Line
+    assert tried == {"pga_me": [5, 4, 1, 0], "dcrl_me": [5, 3, 2, 0], "qd_pg": [3, 3, 1, 3]}[name]
+    first = runner._ask(runner._init(jax.random.key(0)))[0]
+    assert set(np.asarray(first.provenance.operator)) == {RANDOM}
+
+
+def test_the_archive_improves_and_the_critic_learns(trained):
+    *_, state, rows = trained
+    last = max(row[f"{o}/fitness"] for row in rows[-3:] for o in ("gradient", "actor"))
+    assert last > 4.0 > rows[0]["random/fitness"]  # standing still is worth 0, going straight to +1 about 6
+    assert rows[-1]["max_fitness"] >= last
+    assert rows[-1]["archive_size"] > rows[0]["archive_size"]
+    assert rows[-1]["gradient_updates"] == 12 * 100
+    assert not any(v for row in rows for k, v in row.items() if k.startswith("count_skipped"))
+    assert int(state.replay.size) == 12 * 10 * STEPS
+
+
+def test_gradient_children_climb_their_critic(trained):
+    name, runner, algorithm, state, _ = trained
+    task = runner.task
+    slots = jnp.argsort(state.archive.fitness)[-4:]
+    inner = state.learner.diversity if name == "qd_pg" else state.learner
+    which = (inner, DIVERSITY) if name == "qd_pg" else ()
+    children = jax.jit(lambda s: algorithm._ascend(s, jax.random.key(5), slots, *which)._replace(operator=0))(state)
+    stored = algorithm.replay.sample(state.replay, jax.random.key(6), 256).transition.obs
+    obs = stored[:, : task.obs_size]
+
+    def value(genotype, slot):
+        asked = obs
+        if name == "dcrl_me":
+            d = algorithm.normalise(state.archive.descriptor[slot])
+            asked = jnp.concatenate([obs, jnp.broadcast_to(d, (256, len(d)))], -1)
+        return jnp.mean(algorithm.learner.value(inner, asked, task.policy.act(genotype, obs)))
+
+    parents = jax.tree.map(lambda x: x[slots], state.archive.genotypes)
+    better = jax.vmap(value)(children.genotypes, slots) - jax.vmap(value)(parents, slots)
+    assert np.all(np.asarray(better) > 0)
+    np.testing.assert_array_equal(children.parents, np.stack([slots, np.full(4, -1)], -1))
+
+
+class StopAt(Silent):
+    """Asks for a stop in the middle of the second generation's learning."""
+
+    def __init__(self, stop):
+        self.stop, self.left = stop, 2
+
+    def phase(self, name, done=0, total=0):
+        self.left -= (name, done) == ("learning", 30)
+        if self.left == 0 and not self.stop:
+            self.stop.request(signal.SIGTERM)
+
+
+def test_stopped_and_resumed_equals_uninterrupted_however_it_is_chunked(trained, tmp_path):
+    name = trained[0]
+    whole = run(name, tmp_path / "whole", run__generations=2)
+    stop = Stop()
+    part = run(name, tmp_path / "part", run__generations=2, stop=stop, progress=StopAt(stop))
+    assert part.books.pending is not None
+    part.folder.unlock()
+    rest = run(name, tmp_path / "part", run__generations=2, again=True)
+    assert lines(rest) == lines(whole) == trained[-1][:2]
+    chunked = run(name, tmp_path / "chunked", run__generations=2, run__chunk=7)
+    reference = flatten(whole.state)
+    for other in map(flatten, (rest.state, chunked.state)):
+        assert other.keys() == reference.keys()
+        assert all(other[k].tobytes() == reference[k].tobytes() for k in reference)
+
+
+@pytest.mark.parametrize(
+    ("algorithm", "overrides"),
+    [
+        ("pga_me", {"archive.kind": "dns", "archive.capacity": 25}),
+        ("qdhuac", {"archive.kind": "cvt", "archive.capacity": 32}),
+        ("qdhuac", {"critic.kind": "scalar"}),
+    ],
+)
+def test_archives_and_critics_are_interchangeable(algorithm, overrides):
+    task, made = make(algorithm, **{k.replace(".", "__"): v for k, v in overrides.items()})
+    state = made.init(jax.random.key(0))
+    assert len(state.archive.fitness) == overrides.get("archive.capacity", 20)
+    for _ in range(2):
+        state, _, _, record = generation(task, made, state, jnp.int32(10))
+    assert np.isfinite(record["critic_loss"])
+    assert int(jnp.sum(jnp.isfinite(state.archive.fitness))) > 1
+
+
+# DCRL-ME
+
+
+def test_folding_the_descriptor_is_exact():
+    _, algorithm = make("dcrl_me")
+    actor = algorithm.learner.policy.init(jax.random.key(0))
+    actor["Dense_0"]["bias"] += 0.3
+    obs = jax.random.normal(jax.random.key(1), (50, 2))
+    for d in (-2.0, 0.4, 2.0):
+        plain = algorithm.fold(actor, jnp.array([d]))
+        asked = jnp.concatenate([obs, jnp.full((50, 1), d / 2.0)], -1)  # bounds are -2 and 2
+        np.testing.assert_allclose(
+            algorithm.policy.act(plain, obs), algorithm.learner.policy.act(actor, asked), atol=1e-6
+        )
+        assert jax.tree.map(jnp.shape, plain) == jax.tree.map(jnp.shape, algorithm.policy.init(jax.random.key(0)))
+
+
+@pytest.mark.parametrize("trained", ["dcrl_me"], indirect=True)
+def test_rollouts_are_stored_for_the_descriptor_they_were_made_for(trained):
+    _, runner, algorithm, state, rows = trained
+    first = runner._ask(runner._init(jax.random.key(0)))[0]
+    assert np.all(np.isnan(first.target))  # random ones were made for nothing: their rewards count in full
+    assert rows[0]["similarity"] == 1.0 > rows[-1]["similarity"]
+    emission = runner._ask(runner.state)[0]
+    target = np.asarray(emission.target)[:, 0]
+    assert np.all(np.isnan(target[:5]))
+    ids = np.asarray(state.archive.provenance.id)
+    slots = [int(np.flatnonzero(ids == p)[0]) for p in np.asarray(emission.provenance.parents)[5:, 0]]
+    np.testing.assert_allclose(target[5:], np.asarray(state.archive.descriptor)[slots, 0])
+
+    evaluation = runner.task.evaluate(emission.genotypes, jax.random.key(3))
+    after, record = jax.jit(algorithm.tell)(state, emission, evaluation)
+    rows = algorithm.replay.unpack(after.replay.rows[12 * 10 * STEPS : 13 * 10 * STEPS])
+    got, own = np.asarray(evaluation.descriptor)[:, 0], np.asarray(evaluation.transitions.reward)
+    wanted = np.where(np.isnan(target), got, target)
+    similarity = np.exp(-np.abs(got / 2 - wanted / 2) / 0.1)
+    np.testing.assert_allclose(rows.reward, (similarity[:, None] * own).reshape(-1), atol=1e-5)
+    np.testing.assert_allclose(rows.obs[:, 2], np.repeat(wanted / 2, STEPS), atol=1e-6)
+    np.testing.assert_allclose(rows.next_obs[:, 2], np.repeat(wanted / 2, STEPS), atol=1e-6)
+    np.testing.assert_allclose(similarity[:5], 1.0)
+    assert record["similarity"] == pytest.approx(similarity.mean(), abs=1e-5)
+
+
+def test_a_descriptor_without_bounds_is_refused():
+    for bounds in (((-np.inf,), (np.inf,)), ((0.0,), (0.0,))):
+        task = dataclasses.replace(ReachTask(), descriptor_bounds=bounds)
+        config = settings("dcrl_me", archive__kind="dns")
+        with pytest.raises(UserError, match=r"dcrl_me.*finite bounds") as caught:
+            build_algorithm(config, task)
+        assert "\n" not in str(caught.value)
+
+
+# QD-PG
+
+
+def slow_novelty(archive, states, neighbours):
+    squared = np.square(states[:, None].astype(np.float64) - archive[None]).sum(-1)
+    return np.sort(squared, axis=1)[:, :neighbours].mean(1) if len(archive) else np.zeros(len(states))
+
+
+def slow_add(archive, states, threshold, capacity):
+    """One state after the other; distances to what a newcomer pushes out still count for the rest of the batch."""
+    archive, seen = list(archive), list(archive)
+    for s in states:
+        if all(np.linalg.norm(s - other) > threshold for other in seen):
+            archive.append(s)
+            seen.append(s)
+    return np.array(archive[-capacity:]).reshape(-1, states.shape[1])
+
+
+@pytest.mark.parametrize(
+    ("dimensions", "binary", "capacity"), [(2, True, 50), (4, True, 50), (2, False, 200), (1, False, 5)]
+)
+def test_novelty_is_that_of_a_slow_oracle(dimensions, binary, capacity):
+    """From an empty archive through one with fewer states than neighbours to one that overflows."""
+    rng = np.random.default_rng(0)
+    novelty = NoveltyArchive(capacity, dimensions, threshold=0.1, neighbours=5)
+    state, slow = novelty.init(), np.zeros((0, dimensions), np.float32)
+    probe = rng.random((7, dimensions)).astype(np.float32)
+    np.testing.assert_array_equal(novelty.novelty(state, probe), 0.0)
+    for size in (1, 3, 40, 60):
+        states = rng.random((size, dimensions)).astype(np.float32)
+        states = np.round(states) if binary else states
+        valid = rng.random(size) < 0.8
+        valid[0] = True
+        state = jax.jit(novelty.add)(state, states, valid)
+        slow = slow_add(slow, states[valid], 0.1, capacity)
+        held = np.asarray(state.states)[: min(int(state.added), capacity)]
+        np.testing.assert_array_equal(held[np.lexsort(held.T)], slow[np.lexsort(slow.T)])
+        scores = np.asarray(novelty.novelty(state, probe))
+        assert np.all(np.isfinite(scores))
+        np.testing.assert_allclose(scores, slow_novelty(slow, probe, 5), rtol=1e-5)
+    assert int(state.added) > (3 if binary else 5)
+
+
+@pytest.mark.parametrize("trained", ["qd_pg"], indirect=True)
+def test_the_novelty_archive_knows_every_contact_seen_and_pays_the_diversity_critic(trained):
+    _, _, algorithm, state, records = trained
+    rows = algorithm.replay.unpack(state.replay.rows[: int(state.replay.size)])
+    np.testing.assert_array_equal(rows.contacts[:, 0], rows.next_obs[:, 0] > 0.5)
+    assert int(state.learner.novelty.added) == records[-1]["novelty_size"] == 2
+    # both states are half a unit from the archive on average, so every step is worth 0.5 / (1 - 0.8)
+    assert records[-1]["diversity_q_mean"] == pytest.approx(2.5, abs=0.4)
+    assert records[-1]["q_mean"] != pytest.approx(2.5, abs=0.4)
+    assert {"count_skipped_diversity_critic", "count_skipped_critic"} <= records[-1].keys()
+
+
+def test_rejected_rollouts_do_not_reach_the_novelty_archive():
+    task, algorithm = make("qd_pg")
+    state = algorithm.init(jax.random.key(0))
+    emission = jax.jit(algorithm.ask)(state)
+    evaluation = task.evaluate(emission.genotypes, jax.random.key(1))
+    t = evaluation.transitions
+    strange = t.contacts.at[3].set(5.0).at[4, 2].set(jnp.nan)
+    t = t._replace(contacts=strange, reward=t.reward.at[3, 0].set(jnp.inf))
+    after, record = algorithm.tell(state, emission, evaluation._replace(transitions=t))
+    assert (int(record["rejected_reward"]), int(record["rejected_observation"]), int(record["rejected"])) == (1, 1, 2)
+    assert float(jnp.max(after.learner.novelty.states)) <= 1.0

@@ -1,0 +1,250 @@
+"""The whole algorithm on an environment that compiles in a moment: composition, injection, storage, learning."""
+
+from __future__ import annotations
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from reach import STEPS, ReachTask, generation
+
+from qdhuac import config as configuration
+from qdhuac import presets
+from qdhuac.algorithms import qdhuac
+from qdhuac.algorithms.engine import gradient_offspring
+from qdhuac.archives.dns import DominatedNoveltyArchive
+from qdhuac.emitters import gradient
+from qdhuac.emitters.gradient import gradient_mutation
+from qdhuac.errors import UserError
+from qdhuac.training.build import build_algorithm
+from qdhuac.types import ACTOR, EXPLORE, GRADIENT, ISOLINE, RANDOM
+
+
+def make(**overrides):
+    values = {
+        "emitter.batch_size": 10,
+        "learner.batch_size": 64,
+        "learner.reward_scale": 0.1,
+        "learner.discount": 0.8,
+        "task.episode_length": STEPS,
+        "archive.capacity": 20,
+        "replay.capacity": 4000,
+    } | {name.replace("__", "."): value for name, value in overrides.items()}
+    config = presets.make("qdhuac", "smoke", values)
+    task = ReachTask()
+    return task, qdhuac.from_config(config, task, DominatedNoveltyArchive(config.archive.capacity, 3))
+
+
+@pytest.fixture(scope="module")
+def trained():
+    """Thirty generations, and what the first and last of them said."""
+    task, algorithm = make(emitter__exploration_rollouts=2)
+    state = algorithm.init(jax.random.key(0))
+    records = []
+    for _ in range(30):
+        state, emission, evaluation, record = generation(task, algorithm, state, jnp.int32(100))
+        records.append(jax.device_get(record))
+    return task, algorithm, state, emission, evaluation, records
+
+
+@pytest.mark.parametrize(("explorers", "expected"), [(0, [5, 4, 1, 0]), (2, [4, 3, 1, 2])])
+def test_offspring_are_split_among_the_operators(explorers, expected):
+    task, algorithm = make(emitter__exploration_rollouts=explorers)
+    state, first, *_ = generation(task, algorithm, algorithm.init(jax.random.key(0)), jnp.int32(1))
+    operators = np.asarray(algorithm.ask(state).provenance.operator)
+    assert [int(np.sum(operators == o)) for o in (ISOLINE, GRADIENT, ACTOR, EXPLORE)] == expected
+    assert set(np.asarray(first.provenance.operator)) <= {RANDOM, EXPLORE}
+
+
+@pytest.mark.parametrize("algorithm", ["qdhuac", "pga_me", "qd_pg", "dcrl_me", "dns"])
+@pytest.mark.parametrize(
+    ("name", "change"),
+    [
+        ("fitness", lambda e: e._replace(fitness=e.fitness[:, None])),
+        ("steps", lambda e: e._replace(steps=e.steps[1:])),
+        ("descriptor", lambda e: e._replace(descriptor=e.descriptor[:, [0, 0]])),
+        ("transitions", lambda e: e._replace(transitions=None)),
+        ("valid", lambda e: e._replace(valid=None)),
+        ("transitions.obs", lambda e: _column(e, obs=e.transitions.obs[..., :1], next_obs=e.transitions.obs[..., :3])),
+        ("transitions.action", lambda e: _column(e, action=e.transitions.action[..., 0])),
+        ("transitions.reward", lambda e: _column(e, reward=e.transitions.reward[..., None])),
+        ("transitions.contacts", lambda e: _column(e, contacts=None)),
+    ],
+)
+def test_results_of_a_wrong_shape_are_refused_by_name(algorithm, name, change):
+    if (algorithm == "dns" and "transitions" in name) or (algorithm != "qd_pg" and "contacts" in name):
+        pytest.skip("it does not look at them")
+    task = ReachTask(contacts=algorithm == "qd_pg")
+    ring = build_algorithm(presets.make(algorithm, "smoke", {"task.episode_length": STEPS}), task)
+    state = ring.init(jax.random.key(0))
+    emission = ring.ask(state)
+    evaluation = task.evaluate(emission.genotypes, jax.random.key(1), emission.exploration)
+    with pytest.raises(UserError, match=f"^{name}: "):
+        jax.eval_shape(ring.tell, state, emission, change(evaluation))
+    jax.eval_shape(ring.tell, state, emission, evaluation)
+
+
+def _column(evaluation, **columns):
+    return evaluation._replace(transitions=evaluation.transitions._replace(**columns))
+
+
+def test_the_injected_genotype_is_the_learners_actor_without_its_head(trained):
+    _, algorithm, state, *_ = trained
+    emission = algorithm.ask(state)
+    slot = int(np.flatnonzero(np.asarray(emission.provenance.operator) == ACTOR)[0])
+    for child, actor in zip(*map(jax.tree.leaves, (emission.genotypes, state.learner.actor.policy)), strict=True):
+        np.testing.assert_array_equal(child[slot], actor)
+    assert emission.exploration is not None
+    active = np.asarray(emission.exploration.active)
+    np.testing.assert_array_equal(active, np.asarray(emission.provenance.operator) == EXPLORE)
+
+
+def test_exploring_rollouts_give_data_but_are_not_archived(trained):
+    task, algorithm, state, emission, *_ = trained
+    assert EXPLORE not in np.asarray(state.archive.provenance.operator)
+    rows = algorithm.replay.unpack(state.replay.rows[: int(state.replay.size)])
+    assert int(state.replay.size) == 30 * 10 * STEPS
+    # The last two rollouts of a generation explore: their actions are not what their policy says.
+    deterministic = jax.vmap(task.policy.act)(emission.genotypes, rows.obs[-10 * STEPS :].reshape(10, STEPS, -1))
+    surprise = np.max(np.abs(deterministic - rows.action[-10 * STEPS :].reshape(10, STEPS, -1)), axis=(1, 2))
+    assert np.all(surprise[:8] < 1e-5)
+    assert np.all(surprise[8:] > 1e-3)
+
+
+def test_it_learns_to_reach_the_goal(trained):
+    _, _, state, _, _, records = trained
+    best = max(float(r["actor/fitness"]) for r in records[-3:])
+    assert best > 5.0  # standing still is worth 0; going straight to +1 is worth at least 5.7
+    assert float(jnp.max(state.archive.fitness)) >= best - 1e-5
+    assert float(records[-1]["critic_loss"]) < float(records[0]["critic_loss"])
+
+
+def test_gradient_children_improve_on_their_parents_by_the_critics_own_measure(trained):
+    _, algorithm, state, *_ = trained
+    fitness = state.archive.fitness
+    slots = jnp.argsort(jnp.where(jnp.isfinite(fitness), fitness, jnp.inf))[:4]  # the best have nothing left to gain
+    children = algorithm._ascend(state, jax.random.key(5), slots).genotypes
+    obs = algorithm.replay.sample(state.replay, jax.random.key(6), 256).transition.obs
+
+    def value(genotype):
+        return jnp.mean(algorithm.learner.value(state.learner, obs, algorithm.learner.policy.act(genotype, obs)))
+
+    parents = jax.tree.map(lambda x: x[slots], state.archive.genotypes)
+    assert np.all(np.asarray(jax.vmap(value)(children)) > np.asarray(jax.vmap(value)(parents)))
+
+
+def test_gradient_mutation_is_adam_from_a_fresh_start():
+    """Adam's first step is the learning rate times the sign of the gradient, for each parent on its own."""
+    parents = {"w": jnp.array([[1.0, -2.0], [0.5, 0.0]])}
+    children = gradient_mutation(
+        jax.random.key(0),
+        parents,
+        lambda key: jnp.array([[3.0, -3.0], [1.0, -1.0]]),
+        lambda g, obs: jnp.sum(g["w"] * obs.mean(0)) * jnp.sign(g["w"][1] + 1.0),
+        steps=1,
+        learning_rate=0.1,
+    )
+    np.testing.assert_allclose(children["w"], [[0.9, -1.9], [0.6, -0.1]], atol=1e-4)
+
+
+def test_gradient_mutation_of_many_parents_is_that_of_each_and_spares_memory():
+    weights = jax.random.normal(jax.random.key(1), (16, 512))
+
+    def mutate(key, parents):
+        return gradient_mutation(
+            key,
+            parents,
+            lambda key: jax.random.normal(key, (64, 16)),
+            lambda g, obs: jnp.mean(jnp.tanh((obs * g["w"]) @ weights)),
+            steps=2,
+            learning_rate=0.1,
+        )
+
+    def memory(n):
+        shapes = jax.random.key(0), {"w": jax.ShapeDtypeStruct((n, 16), jnp.float32)}
+        return jax.jit(mutate).lower(*shapes).compile().memory_analysis().temp_size_in_bytes
+
+    parents = {"w": jax.random.normal(jax.random.key(2), (70, 16))}
+    together = jax.jit(mutate)(jax.random.key(0), parents)["w"]
+    gradient.AT_ONCE, before = 1000, gradient.AT_ONCE
+    try:
+        at_once = jax.jit(lambda *x: mutate(*x))(jax.random.key(0), parents)["w"]
+    finally:
+        gradient.AT_ONCE = before
+    np.testing.assert_allclose(together, at_once, rtol=1e-5)
+    assert memory(320) < 2 * memory(32)
+
+
+def test_gradient_mutation_draws_new_states_for_every_step_and_parent():
+    drawn = []
+
+    def observe(key):
+        obs = jax.random.normal(key, (1,))
+        jax.debug.callback(lambda x: drawn.append(float(x[0])), obs)
+        return obs
+
+    parents = {"w": jnp.zeros((3, 1))}
+    gradient_mutation(jax.random.key(0), parents, observe, lambda g, o: jnp.sum(g["w"] * o), steps=4, learning_rate=0.1)
+    jax.effects_barrier()
+    assert len(drawn) == len(set(drawn)) == 12
+
+
+@pytest.mark.parametrize(("occupied", "draws"), [(False, 0), (True, 4)])
+def test_an_empty_archive_costs_no_gradient_steps(occupied, draws):
+    _, algorithm = make(emitter__gradient_steps=4)
+    state = algorithm.init(jax.random.key(0))
+    if occupied:
+        state = state._replace(archive=state.archive._replace(fitness=state.archive.fitness.at[0].set(1.0)))
+    drawn = []
+
+    def observe(key):
+        jax.debug.callback(lambda: drawn.append(1))
+        return jnp.zeros((1, 1))
+
+    def value(genotype, obs):
+        return sum(jnp.sum(x) for x in jax.tree.leaves(genotype))
+
+    gradient_offspring(state, jax.random.key(0), jnp.array([0, 0]), observe, value, algorithm.emitter)
+    jax.effects_barrier()
+    assert len(drawn) == draws
+
+
+def test_a_poisoned_rollout_reaches_neither_archive_nor_replay():
+    task, algorithm = make()
+    state = algorithm.init(jax.random.key(0))
+    emission = algorithm.ask(state)
+    evaluation = task.evaluate(emission.genotypes, jax.random.key(1))
+    rewards = evaluation.transitions.reward.at[3, 2].set(jnp.nan)
+    evaluation = evaluation._replace(transitions=evaluation.transitions._replace(reward=rewards))
+    state, record = algorithm.tell(state, emission, evaluation)
+    assert int(record["rejected_reward"]) == int(record["rejected"]) == 1
+    assert int(state.replay.size) == 9 * STEPS
+    assert int(jnp.sum(jnp.isfinite(state.archive.fitness))) == 9
+    assert bool(jnp.all(jnp.isfinite(state.replay.rows)))
+
+
+def test_nothing_is_learnt_from_an_empty_buffer():
+    _, algorithm = make()
+    state = algorithm.init(jax.random.key(0))
+    after, _ = jax.jit(algorithm.learn)(state, jnp.int32(5))
+    for a, b in zip(jax.tree.leaves(after._replace(key=0)), jax.tree.leaves(state._replace(key=0)), strict=True):
+        np.testing.assert_array_equal(a, b)
+
+
+def test_updates_do_not_depend_on_how_they_are_chunked():
+    task, algorithm = make()
+    state, *_ = generation(task, algorithm, algorithm.init(jax.random.key(0)), jnp.int32(1))
+    learn = jax.jit(algorithm.learn)
+    whole, _ = learn(state, jnp.int32(30))
+    parts, _ = learn(learn(state, jnp.int32(11))[0], jnp.int32(19))
+    for a, b in zip(jax.tree.leaves(whole.learner), jax.tree.leaves(parts.learner), strict=True):
+        np.testing.assert_array_equal(a, b)
+
+
+def test_support_comes_from_the_task_unless_it_is_given():
+    _, algorithm = make()
+    assert (algorithm.learner.critic_config.v_min, algorithm.learner.critic_config.v_max) == (-20.0, 10.0)
+    _, algorithm = make(critic__v_max=50.0)
+    np.testing.assert_allclose(algorithm.learner.atoms[jnp.array([0, -1])], [-2.0, 5.0], rtol=1e-6)
+    with pytest.raises(configuration.UserError, match=r"critic.v_min=70.*below critic.v_max=10"):
+        make(critic__v_min=70.0)

@@ -1,0 +1,285 @@
+"""The command line: what it refuses, and that a refusal is one line, exit code 2, and leaves no trace."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import jax
+import pytest
+
+from qdhuac import cli
+from qdhuac.store.run_folder import RunDir
+
+TRAIN = ["train", "--algorithm", "dns", "--preset", "smoke"]
+
+
+@pytest.fixture
+def here(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+def everything(folder):
+    return {p: (p.read_bytes() if p.is_file() else None, p.lstat().st_mtime_ns) for p in folder.rglob("*")}
+
+
+def refused(capsys, here, *arguments):
+    """The one line that a refused command prints."""
+    capsys.readouterr()
+    before = everything(here)
+    assert cli.main(list(arguments)) == 2
+    out, err = capsys.readouterr()
+    assert out == ""
+    assert err.startswith("qdhuac: error: ")
+    assert err.count("\n") == 1
+    assert everything(here) == before
+    return err
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        ([], ["COMMAND"]),
+        (["fly"], ["fly", "train", "resume", "evaluate", "report", "doctor"]),
+        (["train", "--task", "moon"], ["task", "moon", "hopper", "humanoid_omni"]),
+        (["train", "--algorithm", "magic"], ["algorithm", "magic", "qdhuac", "dns", "map_elites"]),
+        (["train", "--preset", "huge"], ["preset", "huge", "laptop", "paper", "smoke"]),
+        (["train", "--backend", "unreal"], ["backend", "unreal", "mjx", "spring"]),
+        (["train", "--set", "archive.capasity=3"], ["archive.capasity", "archive.capacity"]),
+        (["train", "--set", "archive.capacity=0"], ["archive.capacity", "at least 1"]),
+        (["train", "--set", "archive.capacity"], ["archive.capacity", "section.key=value"]),
+        (["train", "--set", "algorithm=dns"], ["algorithm", "--algorithm"]),
+        (["train", "--seed", "-1"], ["run.seed", "at least 0"]),
+        (["train", "--seed", "two"], ["run.seed", "two", "whole number"]),
+        (["train", "--generations", "0"], ["run.generations"]),
+        (["train", "--generations", "-3"], ["run.generations", "-3"]),
+        (["train", "--generations", "9" * 20], ["run.generations", "at most"]),
+        (["train", "--env-steps", "many"], ["run.env_steps", "many"]),
+        (["train", "--tusk", "ant"], ["--tusk"]),
+        (["train", "a\nb"], ["a b"]),
+        (["train", "--run-dir", ""], ["--run-dir"]),
+        (["train", "--run-dir", "."], ["--run-dir", "exists"]),
+        (["train", "--run-dir", "a_file/run"], ["--run-dir", "a_file", "not a folder"]),
+        (["train", "--run-dir", "a_folder"], ["a_folder", "exists", "resume"]),
+        (["train", "--run-dir", "x" * 300], ["--run-dir"]),
+        (["train", "--run-dir", "new/parent/" + "x" * 300], ["--run-dir"]),
+        (["train", "--run-dir", "/proc/nowhere/run"], ["--run-dir"]),
+        (["resume"], ["RUN_DIR"]),
+        (["resume", "nowhere"], ["nowhere", "no such folder"]),
+        (["resume", "a_folder"], ["a_folder", "not a run"]),
+        (["resume", "a_file"], ["a_file", "not a run"]),
+        (["evaluate", "a_folder"], ["a_folder", "not a run"]),
+        (["evaluate", "a_folder", "--episodes", "0"], ["--episodes", "from 1"]),
+        (["report", "a_folder"], ["a_folder", "not a run"]),
+    ],
+)
+def test_bad_input(capsys, here, arguments, words):
+    (here / "a_folder").mkdir()
+    (here / "a_file").touch()
+    message = refused(capsys, here, *arguments)
+    assert all(word in message for word in words), message
+
+
+def test_refusals_do_not_import_jax(here):
+    """In a process of its own, because this one has JAX already."""
+    code = (
+        "import sys; from qdhuac import cli\n"
+        "assert cli.main(['train', '--set', 'run.seed=-1']) == 2\n"
+        "assert cli.main(['train', '--run-dir', '.']) == 2\n"
+        "assert cli.main(['resume', 'nowhere']) == 2\n"
+        "heavy = {'jax', 'numpy', 'brax', 'mujoco', 'matplotlib', 'rich'} & set(sys.modules)\n"
+        "assert not heavy, heavy"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True, capture_output=True)
+
+
+def test_help_names_commands_and_exit_codes(capsys):
+    with pytest.raises(SystemExit) as ended:
+        cli.main(["--help"])
+    assert ended.value.code == 0
+    text = capsys.readouterr().out
+    assert all(word in text for word in ("train", "resume", "evaluate", "report", "doctor", "130", "143"))
+
+
+def test_train_resume_report_evaluate(capsys, here, toys):
+    assert cli.main([*TRAIN, "--generations", "2", "--run-dir", "a/run"]) == 0
+    out = capsys.readouterr().out
+    assert "generation 2" in out
+    assert "a/run/report.html" in out
+    for name in ("config.toml", "metrics.jsonl", "checkpoints", "repertoire.safetensors", "report.html"):
+        assert (here / "a/run" / name).exists(), name
+
+    assert "nothing left to do" in refused(capsys, here, "resume", "a/run")
+    assert "nothing left to do" in refused(capsys, here, "resume", "a/run", "--generations", "2")
+    assert "nothing left to do" in refused(capsys, here, "resume", "a/run", "--env-steps", "60")
+    assert "section run" in refused(capsys, here, "resume", "a/run", "--set", "archive.capacity=3")
+    assert "section run" in refused(capsys, here, "resume", "a/run", "--set", "run.seed=3")
+
+    assert cli.main(["resume", "a/run", "--generations", "4"]) == 0
+    assert len((here / "a/run/metrics.jsonl").read_text().splitlines()) == 4
+    assert RunDir.open(Path("a/run")).read_config().run.generations == 4
+
+    capsys.readouterr()
+    assert cli.main(["evaluate", "a/run", "--episodes", "3"]) == 0
+    assert "QD score" in capsys.readouterr().out
+    summary = json.loads((here / "a/run/evaluation.json").read_text())
+    assert summary["episodes"] == 3
+    for one in summary["individuals"]:
+        assert one["fitness_mean"] == pytest.approx(one["stored_fitness"], abs=0.1)
+        assert 0 < one["fitness_std"] < 0.1
+        assert one["descriptor_mean"] == pytest.approx(one["stored_descriptor"], abs=1e-6)
+    assert summary["stored"]["coverage"] == summary["again"]["coverage"] > 0
+
+    (here / "a/run/report.html").unlink()
+    assert cli.main(["report", "a/run"]) == 0
+    assert "Evaluated again, 3 times" in (here / "a/run/report.html").read_text()
+
+
+def test_one_goal_lifts_the_other(here, toys):
+    """The preset's bound on steps must not end a run that was asked for more generations."""
+    arguments = ["train", "--algorithm", "dns", "--preset", "laptop", "--set", "run.env_steps=60"]
+    assert cli.main([*arguments, "--run-dir", "both", "--generations", "3"]) == 0
+    assert len((here / "both/metrics.jsonl").read_text().splitlines()) == 1  # said with --set, so it counts
+    assert cli.main(["resume", "both", "--generations", "3"]) == 0
+    assert len((here / "both/metrics.jsonl").read_text().splitlines()) == 3
+
+
+def test_the_physics_that_auto_chose_is_recorded_and_kept(capsys, here, toys, monkeypatch):
+    def recorded():
+        return RunDir.open(Path("run")).read_config().task.backend
+
+    cli.main([*TRAIN, "--generations", "1", "--run-dir", "run"])
+    assert recorded() == "native"  # tests run on a CPU
+    monkeypatch.setattr(jax, "default_backend", lambda: "gpu")
+    cli.main(["resume", "run", "--generations", "2"])
+    assert recorded() == "native"
+    cli.main([*TRAIN, "--generations", "1", "--run-dir", "other"])
+    assert RunDir.open(Path("other")).read_config().task.backend == "mjx"
+
+
+def test_a_run_in_use_is_refused(capsys, here, toys):
+    cli.main([*TRAIN, "--generations", "1", "--run-dir", "run"])
+    other = RunDir.open(Path("run"))
+    other.lock()
+    # The lock belongs to a file description, not to a process: a second one is refused here as well.
+    assert "in use" in refused(capsys, here, "resume", "run", "--generations", "3")
+
+
+def test_a_task_that_cannot_be_built_leaves_no_folder(capsys, here, toys, monkeypatch):
+    from qdhuac.errors import UserError
+
+    def fail(settings):
+        raise UserError("no such robot")
+
+    monkeypatch.setattr("qdhuac.training.build.build_task", fail)
+    assert cli.main([*TRAIN, "--run-dir", "run"]) == 2
+    assert not (here / "run").exists()
+
+
+def test_doctor(capsys, here, monkeypatch):
+    monkeypatch.setenv("QDHUAC_CACHE", str(here / "cache"))
+    assert cli.main(["doctor"]) == 0
+    out = capsys.readouterr().out
+    assert all(word in out for word in ("python", "jax", "cpu", "cores", "memory", "cache", "ffmpeg"))
+
+
+def test_doctor_finds_the_ffmpeg_that_videos_are_made_with(monkeypatch, capsys):
+    monkeypatch.setenv("PATH", "")
+    made_with = pytest.importorskip("imageio_ffmpeg").get_ffmpeg_exe()
+    assert cli.main(["doctor"]) == 0
+    assert os.path.basename(made_with) in capsys.readouterr().out
+    monkeypatch.setitem(sys.modules, "imageio_ffmpeg", None)
+    assert cli.main(["doctor"]) == 0
+    assert "make setup-view" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+def test_signals_save_and_say_how_to_go_on(here, number, code):
+    script = (
+        "import sys, toys; from qdhuac import cli; from qdhuac.training import build\n"
+        "build.build_task = lambda settings: toys.ToyTask()\n"
+        "build.build_algorithm = lambda settings, task: toys.toy_algorithm()\n"
+        "sys.exit(cli.main(['train', '--algorithm', 'dns', '--run-dir', 'run', '--generations', '1000000']))"
+    )
+    paths = {
+        "PYTHONPATH": str(Path(__file__).parents[1] / "helpers"),
+        "QDHUAC_CACHE": jax.config.jax_compilation_cache_dir,
+    }
+    process = subprocess.Popen(
+        [sys.executable, "-c", script], env={**os.environ, **paths}, stdout=subprocess.PIPE, text=True
+    )
+    metrics = here / "run/metrics.jsonl"
+    for _ in range(600):
+        if metrics.exists() and metrics.stat().st_size:
+            break
+        time.sleep(0.1)
+    process.send_signal(number)
+    out, _ = process.communicate(timeout=60)
+    assert process.returncode == code
+    assert "finishing the current chunk" in out
+    assert "resume with: qdhuac resume run" in out
+    done = RunDir.open(Path("run")).read_metrics()[-1]["generation"]
+    assert (here / f"run/checkpoints/{done:08d}-{0:012d}").is_dir()
+
+
+def test_no_write_permission_is_refused_at_once(capsys, here, toys, monkeypatch):
+    cli.main([*TRAIN, "--generations", "1", "--run-dir", "run"])
+    monkeypatch.setattr(os, "access", lambda path, mode: False)  # root may write anywhere, so chmod would not do
+    assert "no write permission" in refused(capsys, here, *TRAIN, "--run-dir", "other")
+    assert "no write permission" in refused(capsys, here, "evaluate", "run")
+
+
+def test_a_run_stopped_while_it_learns_from_its_last_steps_can_be_resumed(capsys, here, toys, monkeypatch):
+    """Its steps are all collected, but their updates and its last line are still owed."""
+    from qdhuac.training.loop import Runner
+
+    learn = Runner._learn_what_is_owed
+
+    def interrupted(self, pending):
+        if self.counters.generation == 1:
+            self.stop.request(signal.SIGTERM)
+        return learn(self, pending)
+
+    run = ["--preset", "smoke", "--env-steps", "120", "--set", "learner.utd=0.5", "run.chunk=7"]
+    monkeypatch.setattr(Runner, "_learn_what_is_owed", interrupted)
+    assert cli.main(["train", *run, "--run-dir", "run"]) == 143
+    assert "resume with: qdhuac resume run" in capsys.readouterr().out
+    monkeypatch.setattr(Runner, "_learn_what_is_owed", learn)
+    assert cli.main(["resume", "run"]) == 0
+    lines = [json.loads(line) for line in (here / "run/metrics.jsonl").read_text().splitlines()]
+    assert [(line["env_steps"], line["gradient_updates"]) for line in lines] == [(60, 30), (120, 60)]
+    assert "nothing left to do" in refused(capsys, here, "resume", "run")
+
+
+def test_an_unwritable_configuration_is_a_refusal(capsys, here, toys, monkeypatch):
+    cli.main([*TRAIN, "--generations", "1", "--run-dir", "run"])
+
+    def full(path, data):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr("qdhuac.store.run_folder.replace_file", full)
+    capsys.readouterr()
+    assert cli.main(["resume", "run", "--generations", "3"]) == 2
+    assert "config.toml: cannot be written (No space left on device)" in capsys.readouterr().err
+
+
+def test_compiled_programs_are_kept_in_the_users_cache(monkeypatch, tmp_path):
+    from qdhuac.environment import cache_folder, prepare_jax
+
+    for name in ("QDHUAC_CACHE", "XDG_CACHE_HOME"):
+        monkeypatch.delenv(name, raising=False)
+    assert cache_folder() == Path.home() / ".cache/qdhuac/jax"
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    assert cache_folder() == tmp_path / "qdhuac/jax"
+    before = jax.config.jax_compilation_cache_dir
+    try:
+        prepare_jax()
+        assert jax.config.jax_compilation_cache_dir == str(tmp_path / "qdhuac/jax")
+    finally:
+        jax.config.update("jax_compilation_cache_dir", before)
+    monkeypatch.setenv("QDHUAC_CACHE", "off")
+    assert cache_folder() is None

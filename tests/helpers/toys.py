@@ -1,0 +1,70 @@
+"""Toys that compile in a moment: a task without physics and an algorithm that learns nothing useful."""
+
+import dataclasses
+
+import jax
+import jax.numpy as jnp
+
+from qdhuac import presets
+from qdhuac.algorithms.evolution import Evolution
+from qdhuac.archives.dns import DominatedNoveltyArchive
+from qdhuac.types import Evaluation
+
+
+@dataclasses.dataclass
+class ToyTask:
+    """Fitness is best at the origin; the descriptor is the first two numbers; `poison` makes a result not finite."""
+
+    poison: str | None = None
+    descriptor_bounds = ((0.0, 0.0), (1.0, 1.0))
+    reward_offset = 1.0
+    episode_length = 10
+    policy = None
+
+    def evaluate(self, genotypes, key, exploration=None):
+        x = genotypes["x"]
+        noise = 0.01 * jax.random.normal(key, x.shape[:1])
+        fitness = -jnp.sum(x**2, axis=-1) + noise
+        descriptor = jax.nn.sigmoid(x[:, :2])
+        if self.poison == "fitness":
+            fitness = fitness.at[0].set(jnp.nan)
+        if self.poison == "descriptor":
+            descriptor = descriptor.at[1].set(jnp.inf)
+        return Evaluation(fitness, descriptor, jnp.full(len(x), self.episode_length, jnp.int32))
+
+
+class ToyLearner(Evolution):
+    """Evolution beside a random walk, whose every step is an update; `broken` makes each update a skipped one."""
+
+    broken = False
+
+    def init(self, key):
+        learner = {"walk": jnp.zeros(3), "key": jax.random.fold_in(key, 7), "raw": jax.random.PRNGKey(3)}
+        return super().init(key)._replace(learner=learner)
+
+    def learn(self, state, updates):
+        def update(_, carry):
+            walk, key, total = carry
+            key, here = jax.random.split(key)
+            walk = 0.9 * walk + jax.random.normal(here, walk.shape)
+            return walk, key, total + jnp.sum(walk**2)
+
+        learner = state.learner
+        walk, key, total = jax.lax.fori_loop(0, updates, update, (learner["walk"], learner["key"], 0.0))
+        skipped = updates if self.broken else jnp.zeros_like(updates)
+        metrics = {"critic_loss": total / updates, "count_skipped_critic": skipped}
+        return state._replace(learner={**learner, "walk": walk, "key": key}), metrics
+
+
+def toy_algorithm(kind=Evolution):
+    def fresh(key):
+        return {"x": jax.random.normal(key, (4,))}
+
+    return kind(DominatedNoveltyArchive(16, 3), fresh, descriptor_size=2, batch_size=6)
+
+
+def toy_config(learning=False, **overrides):
+    """6 individuals x 10 steps a generation; with learning 30 updates, in chunks of 7."""
+    values = {"run.generations": 6, "learner.utd": 0.5, "run.chunk": 7, "run.checkpoint_minutes": 1000.0}
+    values |= {name.replace("__", "."): value for name, value in overrides.items()}
+    return presets.make("qdhuac" if learning else "dns", "smoke", values)

@@ -1,0 +1,144 @@
+"""The probe: a lag that is known in closed form, returns that are known by hand, and a run that does not notice it."""
+
+from __future__ import annotations
+
+import json
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from probes import learner
+from reach import STEPS, ReachTask
+
+from qdhuac import presets
+from qdhuac.algorithms import qdhuac
+from qdhuac.archives.dns import DominatedNoveltyArchive
+from qdhuac.learning import probe
+from qdhuac.store.arrays import flatten
+from qdhuac.types import EXPLORE, ISOLINE, Emission, Evaluation, Individuals, Provenance, Transition
+
+SLOPE, SCALE = 0.25, 0.1  # the critic's output moves by so much with every update, in scaled units
+
+
+def ramp(updates):
+    """A scalar critic that says the same for every state, and that after every update is higher by SLOPE."""
+    agent = learner(kind="scalar", critics=1, reward_scale=SCALE, probe=True)
+    state = agent.init(jax.random.key(0))
+    flat = jax.tree.map(jnp.zeros_like, state.critics[0]["head"])
+    value = lambda n: (state.critics[0] | {"head": flat | {"bias": jnp.full(1, SLOPE * n)}},)  # noqa: E731
+    shadow = probe.sized(probe.init(value(0), state.stats), 4)
+    for n in range(1, updates + 1):
+        shadow = probe.follow(shadow, value(n), state.stats)
+    return agent, state._replace(critics=value(updates), probe=shadow)
+
+
+def batch(rewards, operators, fitness=None):
+    """Agents that are paid these rewards [B, T], and live to the end."""
+    rewards = jnp.asarray(rewards, jnp.float32)
+    n, steps = rewards.shape
+    zeros = jnp.zeros((n, steps, 2))
+    rows = Transition(zeros, zeros[..., :1], rewards, jnp.zeros((n, steps)), zeros)
+    who = Provenance(100 + jnp.arange(n), jnp.full((n, 2), -1), jnp.asarray(operators), jnp.full(n, 9))
+    total = rewards.sum(1) if fitness is None else jnp.asarray(fitness, jnp.float32)
+    valid = jnp.ones((n, steps), bool)
+    evaluation = Evaluation(total, jnp.zeros((n, 1)), jnp.full(n, steps), rows, valid)
+    return Emission({}, who, jnp.full(n, jnp.nan)), evaluation
+
+
+@pytest.mark.parametrize("updates", [1, 10, 300])
+def test_the_gap_of_a_critic_that_rises_steadily_is_the_lag_of_polyak_averaging(updates):
+    agent, state = ramp(updates)
+    seen = probe.observe(agent, state, *batch(np.ones((4, 6)), [ISOLINE] * 4), jnp.ones(4, bool))
+    # x'_n = (1 - tau) x'_(n-1) + tau x_n with x_n = c n lags by c (1 - tau)/tau (1 - (1 - tau)^n); raw units: / scale
+    keep = 1.0 - probe.RATE
+    lag = SLOPE * keep / probe.RATE * (1.0 - keep**updates) / SCALE
+    for name in ("", "path_"):
+        assert seen[f"probe_{name}gap"] == pytest.approx(lag, rel=1e-3)
+        assert seen[f"probe_{name}q"] == pytest.approx(SLOPE * updates / SCALE, rel=1e-4)
+        assert seen[f"probe_{name}q_shadow"] == pytest.approx(SLOPE * updates / SCALE - lag, rel=1e-3, abs=1e-3)
+    assert lag > 0  # the shadow of a rising critic is the pessimist
+
+
+def test_an_agent_is_missed_by_whoever_values_it_below_the_archives_ninth_decile():
+    agent, state = ramp(300)  # the critic says 750, its shadow 365
+    archived = jnp.array([0.0, 500.0, 500.0, 500.0])  # so the threshold is 500
+    state = state._replace(probe=state.probe._replace(returns=archived))
+    rewards = np.zeros((4, 6))
+    rewards[:, 0] = [600.0, 400.0, 600.0, 600.0]  # the second is no better than the archive, the third explores
+    emission, evaluation = batch(rewards, [ISOLINE, ISOLINE, EXPLORE, ISOLINE])
+    good = jnp.array([True, True, True, False])  # and the last was rejected
+    seen = probe.observe(agent, state, emission, evaluation, good)
+    assert seen["probe_threshold"] == 500.0
+    assert int(seen["probe_high"]) == 1
+    assert int(seen["probe_missed"]) == 0
+    assert int(seen["probe_missed_shadow"]) == 1
+    assert seen["probe_return"] == pytest.approx(500.0)  # the mean of the two agents that count
+
+
+def test_only_the_best_agents_of_a_batch_are_averaged():
+    agent, state = ramp(1)
+    emission, evaluation = batch([[1.0], [5.0], [2.0], [4.0], [3.0]], [ISOLINE] * 5)
+    seen = probe.observe(agent, state, emission, evaluation, jnp.ones(5, bool))
+    assert seen["probe_return"] == pytest.approx(4.0)
+
+
+def test_returns_are_discounted_and_end_where_the_robot_falls():
+    reward = jnp.array([[1.0, 2.0, 4.0, 8.0]])
+    terminal = jnp.array([[0.0, 1.0, 0.0, 0.0]])
+    valid = jnp.array([[True, True, True, False]])
+    np.testing.assert_allclose(probe.discounted(reward, terminal, valid, 0.5), [[2.0, 2.0, 4.0, 0.0]])
+
+
+def test_the_returns_of_the_archive_follow_its_members():
+    emission, evaluation = batch([[7.0], [9.0]], [ISOLINE] * 2)
+    who = Provenance(jnp.array([3, 101, -1]), jnp.zeros((3, 2), jnp.int32), jnp.zeros(3), jnp.zeros(3))
+    archive = Individuals({}, jnp.array([1.0, 2.0, -jnp.inf]), jnp.zeros((3, 1)), who)
+    before = probe.Probe((), (), jnp.array([5.0, 6.0, jnp.nan]))
+    after = probe.remember(before, archive, emission, evaluation, 0.9)
+    np.testing.assert_array_equal(after.returns, [5.0, 9.0, np.nan])
+
+
+def algorithm(watched):
+    values = {
+        "learner.probe": watched,
+        "learner.utd": 0.5,
+        "task.episode_length": STEPS,
+        "emitter.exploration_rollouts": 1,
+        "run.generations": 4,
+    }
+    settings = presets.make("qdhuac", "smoke", values)
+    return qdhuac.from_config(settings, ReachTask(), DominatedNoveltyArchive(16, 3))
+
+
+def lines(runner):
+    rows = [json.loads(line) for line in (runner.folder.path / "metrics.jsonl").read_text().splitlines()]
+    return [{k: v for k, v in row.items() if k not in ("wall_s", "crc") and not k.startswith("time_")} for row in rows]
+
+
+def test_a_run_with_the_probe_is_the_same_run(make_runner):
+    plain = make_runner("plain", learning=True, task=ReachTask(), algorithm=algorithm(False))
+    watched = make_runner("watched", learning=True, task=ReachTask(), algorithm=algorithm(True), learner__probe=True)
+    assert plain.run()
+    assert watched.run()
+    rows = lines(watched)
+    assert [{k: v for k, v in row.items() if not k.startswith("probe_")} for row in rows] == lines(plain)
+    assert rows[0]["probe_threshold"] is None  # the archive was empty
+    assert all(row["probe_gap"] is not None for row in rows)
+    theirs = flatten(watched.state)
+    assert all(array.tobytes() == theirs[name].tobytes() for name, array in flatten(plain.state).items())
+
+
+def test_the_probe_survives_a_stop(make_runner):
+    whole = make_runner("whole", learning=True, task=ReachTask(), algorithm=algorithm(True), learner__probe=True)
+    assert whole.run()
+    half = make_runner(
+        "half", learning=True, task=ReachTask(), algorithm=algorithm(True), learner__probe=True, run__generations=2
+    )
+    assert half.run()
+    half.folder.unlock()
+    rest = make_runner(
+        "half", again=True, learning=True, task=ReachTask(), algorithm=algorithm(True), learner__probe=True
+    )
+    assert rest.run()
+    assert lines(rest) == lines(whole)

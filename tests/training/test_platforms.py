@@ -1,0 +1,60 @@
+"""The paper's preset is lowered for accelerators that are not here: nothing in the ring assumes a CPU."""
+
+from __future__ import annotations
+
+import jax
+import jax.export
+import jax.numpy as jnp
+import pytest
+from jax.sharding import AbstractMesh, AxisType
+
+from qdhuac import presets
+from qdhuac import sharding as devices
+from qdhuac.training.build import build
+from qdhuac.training.program import Ring
+
+PLATFORMS = ("cuda", "tpu")
+
+
+@pytest.fixture(scope="module")
+def parts():
+    """Task and ring of the paper's preset, and the shapes of a state and an emission."""
+    task, algorithm = build(presets.make("qdhuac", "paper", {"task.backend": "mjx"}))
+    ring = Ring.of(task, algorithm)
+    state = jax.eval_shape(ring.init, jax.random.key(0))
+    return task, ring, state, jax.eval_shape(ring.ask, state)
+
+
+def assert_lowered(function, *arguments):
+    exported = jax.export.export(jax.jit(function), platforms=PLATFORMS)(*arguments)
+    assert exported.platforms == PLATFORMS
+    shapes = jax.tree.leaves(jax.eval_shape(function, *arguments))
+    assert [(x.shape, x.dtype) for x in exported.out_avals] == [(x.shape, x.dtype) for x in shapes]
+    return exported
+
+
+def test_ring(parts):
+    _, ring, state, _ = parts
+    assert_lowered(ring.init, jax.eval_shape(lambda: jax.random.key(0)))
+    assert_lowered(ring.ask, state)
+    learnt = assert_lowered(ring.learn, state, jax.ShapeDtypeStruct((), jnp.int32))
+    batch = presets.make("qdhuac", "paper").learner.batch_size
+    assert f"tensor<{2 * batch}x" in str(learnt.mlir_module())  # the joint batch is there, nothing was cut away
+
+
+def test_rollouts_and_what_becomes_of_them(parts):
+    task, ring, state, (emission, key) = parts
+    assert_lowered(task.evaluate, emission.genotypes, key, emission.exploration)
+    evaluation = jax.eval_shape(task.evaluate, emission.genotypes, key, emission.exploration)
+    assert_lowered(ring.tell, state, emission, evaluation)
+
+
+def test_cut_over_two_devices(parts):
+    task, ring, state, (emission, key) = parts
+    with jax.sharding.use_abstract_mesh(AbstractMesh((2,), (devices.AXIS,), axis_types=(AxisType.Auto,))):
+        # A new function each: the others were traced without a mesh.
+        learnt = assert_lowered(lambda *x: ring.learn(*x), state, jax.ShapeDtypeStruct((), jnp.int32))
+        found = assert_lowered(lambda *x: task._rollout(*x), emission.genotypes, key, emission.exploration)
+    batch = presets.make("qdhuac", "paper").learner.batch_size
+    assert f'<@mesh, [{{"devices"}}, {{}}]> : tensor<{batch}x' in str(learnt.mlir_module())
+    assert 'manual_axes={"devices"}' in str(found.mlir_module())
