@@ -8,7 +8,7 @@ import argparse
 import jax
 import jax.numpy as jnp
 
-from qdhuac.algorithms.evolution import Evolution
+from qdhuac.algorithms.evolution import evolution
 from qdhuac.archives import DominatedNoveltyArchive, GridArchive
 from qdhuac.metrics import PassiveGrid, scores
 from qdhuac.types import Evaluation
@@ -43,7 +43,7 @@ def main(argv=None):
     parser.add_argument("--seed", type=int, default=0)
     args = parser.parse_args(argv)
 
-    algorithm = Evolution(
+    algorithm = evolution(
         archive=ARCHIVES[args.archive](),
         fresh=lambda key: jax.random.uniform(key, (JOINTS,)),
         descriptor_size=2,

@@ -11,7 +11,6 @@ import pytest
 from toys import ToyLearner, ToyTask, toy_algorithm, toy_config
 
 from qdhuac import cli
-from qdhuac.algorithms.evolution import Evolution
 from qdhuac.store.run_folder import RunDir
 from qdhuac.training.loop import Runner
 
@@ -61,7 +60,7 @@ def make_runner(tmp_path):
             folder.lock()
         else:
             folder = RunDir.create(tmp_path / name, settings)
-        algorithm = algorithm or toy_algorithm(ToyLearner if learning else Evolution)
+        algorithm = algorithm or toy_algorithm(ToyLearner if learning else None)
         runner = Runner(settings, task or ToyTask(), algorithm, folder, progress, stop)
         runner.restore() if again else runner.start()
         return runner
@@ -75,6 +74,6 @@ def toys(monkeypatch):
     monkeypatch.setattr("qdhuac.training.build.build_task", lambda settings: ToyTask())
     monkeypatch.setattr(
         "qdhuac.training.build.build_algorithm",
-        lambda settings, task: toy_algorithm(ToyLearner if settings.algorithm == "qdhuac" else Evolution),
+        lambda settings, task, outside=None: toy_algorithm(ToyLearner if settings.algorithm == "qdhuac" else None),
     )
     monkeypatch.setattr("qdhuac.environment.prepare_jax", lambda: None)

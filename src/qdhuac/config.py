@@ -1,6 +1,8 @@
 """The configuration of a run: frozen dataclasses, TOML in and out, validation with one-line errors.
 
-Imports nothing heavy, so that a bad configuration is refused before JAX is loaded.
+A configuration has sections that every run has (`task`, `policy`, `archive`, `run`) and those of its algorithm, which
+stand in `settings`. `qdhuac.algorithms.specs` knows which those are. Imports nothing heavy, so that a bad configuration
+is refused before JAX is loaded.
 """
 
 from __future__ import annotations
@@ -20,11 +22,6 @@ from qdhuac.errors import UserError
 TASKS = ("hopper", "walker2d", "halfcheetah", "ant", "humanoid", "ant_omni", "humanoid_omni")
 OWN = "own"  # a task of the user's, given from Python
 BACKENDS = ("auto", "native", "mjx", "spring", "positional", "generalized")
-BASELINES = ("pga_me", "qd_pg", "dcrl_me")  # those with a TD3 learner
-LEARNING_ALGORITHMS = ("qdhuac", *BASELINES)
-PRESET_NAMES = ("laptop", "paper", "smoke", "original", "matched")
-BASELINE_PRESETS = ("original", "matched")
-ALGORITHMS = ("qdhuac", "dns", "map_elites", *BASELINES)
 
 
 def key(
@@ -42,7 +39,7 @@ def key(
 
 @dataclasses.dataclass(frozen=True)
 class TaskConfig:
-    name: str = key("halfcheetah", "the robot and what it is asked to do", choices=(*TASKS, OWN))
+    name: str = key("halfcheetah", "the robot and what it is asked to do")
     backend: str = key("auto", "the physics engine; 'auto': native on a CPU, mjx on an accelerator", choices=BACKENDS)
     episode_length: int = key(1000, "steps of an episode", ge=1, le=100_000)
     after_termination: str = key(
@@ -53,23 +50,10 @@ class TaskConfig:
 
 
 @dataclasses.dataclass(frozen=True)
-class EmitterConfig:
-    batch_size: int = key(10, "policies tried per generation", ge=1, le=1_000_000)
-    isoline_share: float = key(0.5, "share of the offspring made by Iso+Line variation", ge=0, le=1)
-    sigma_iso: float = key(0.005, "standard deviation of the isotropic noise", ge=0, le=10)
-    sigma_line: float = key(0.1, "standard deviation along the line between two parents", ge=0, le=10)
-    tournament: int = key(1, "a parent of Iso+Line is the fittest of so many drawn from the archive", ge=1, le=1000)
-    inject_actor: bool = key(True, "one of the offspring is the learner's actor")
-    gradient_steps: int = key(10, "Adam steps of a gradient mutation", ge=1, le=100_000)
-    gradient_learning_rate: float = key(5e-3, "Adam learning rate of a gradient mutation", gt=0, le=1)
-    exploration_rollouts: int = key(0, "rollouts of the stochastic actor per generation: data only, not archived", ge=0)
-
-
-@dataclasses.dataclass(frozen=True)
 class ArchiveConfig:
-    kind: str = key("dns", "Dominated Novelty Search, a regular grid, or CVT cells", choices=("dns", "grid", "cvt"))
+    kind: str = key("dns", "dns, grid, cvt, or package.module:NAME of an archive of your own")
     capacity: int = key(250, "individuals that the archive holds at most", ge=1, le=1_000_000)
-    neighbours: int = key(7, "DNS: nearest fitter neighbours that novelty is averaged over", ge=1, le=1_000_000)
+    neighbours: int = key(7, "nearest fitter neighbours that dns averages novelty over", ge=1, le=1_000_000)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -78,14 +62,58 @@ class PolicyConfig:
 
 
 @dataclasses.dataclass(frozen=True)
+class RunConfig:
+    seed: int = key(0, "seed of everything random", ge=0, le=2**31 - 1)
+    generations: int = key(0, "stop after so many generations; 0: no such bound", ge=0, le=10**12)
+    env_steps: int = key(300_000, "stop after so many environment steps; 0: no such bound", ge=0, le=10**12)
+    checkpoint_minutes: float = key(5.0, "wall time between checkpoints; there is always one at the end", ge=0)
+    checkpoint_generations: int = key(0, "also after every so many generations; 0: by time alone", ge=0, le=10**12)
+    chunk: int = key(4, "learner updates between two looks at signals and the clock", ge=1, le=1_000_000)
+    devices: int = key(1, "spread rollouts, minibatches and the replay buffer over so many devices", ge=1, le=100_000)
+    failure_budget: int = key(100, "non-finite evaluations or updates after which the run gives up", ge=0, le=10**12)
+
+
+# Sections of algorithms. A section may be another one with more keys or other defaults.
+
+
+@dataclasses.dataclass(frozen=True)
+class EmitterConfig:
+    """Evolution: nothing but Iso+Line children."""
+
+    batch_size: int = key(10, "policies tried per generation", ge=1, le=1_000_000)
+    sigma_iso: float = key(0.005, "standard deviation of the isotropic noise", ge=0, le=10)
+    sigma_line: float = key(0.1, "standard deviation along the line between two parents", ge=0, le=10)
+    tournament: int = key(1, "a parent of Iso+Line is the fittest of so many drawn from the archive", ge=1, le=1000)
+
+
+@dataclasses.dataclass(frozen=True)
+class ActorCriticEmitterConfig(EmitterConfig):
+    """Also gradient children, and the learner's actor."""
+
+    isoline_share: float = key(0.5, "share of the offspring made by Iso+Line variation", ge=0, le=1)
+    inject_actor: bool = key(True, "one of the offspring is the learner's actor")
+    gradient_steps: int = key(10, "Adam steps of a gradient mutation", ge=1, le=100_000)
+    gradient_learning_rate: float = key(5e-3, "Adam learning rate of a gradient mutation", gt=0, le=1)
+
+
+@dataclasses.dataclass(frozen=True)
+class ExploringEmitterConfig(ActorCriticEmitterConfig):
+    """Also rollouts of the stochastic actor."""
+
+    exploration_rollouts: int = key(0, "rollouts of the stochastic actor per generation: data only, not archived", ge=0)
+
+
+@dataclasses.dataclass(frozen=True)
 class CriticConfig:
+    """The residual critic of QDHUAC."""
+
     kind: str = key(
         "categorical",
-        "QDHUAC's distribution over returns, the same network with one 'scalar' value, or the plain 'mlp' of TD3",
-        choices=("categorical", "scalar", "mlp"),
+        "a distribution over returns, or the same network with one 'scalar' value",
+        choices=("categorical", "scalar"),
     )
-    width: int = key(512, "width of the residual blocks, or of an mlp's layers", ge=1, le=65_536)
-    blocks: int = key(2, "residual blocks, or hidden layers of an mlp", ge=0, le=100)
+    width: int = key(512, "width of the residual blocks", ge=1, le=65_536)
+    blocks: int = key(2, "residual blocks", ge=0, le=100)
     residual: bool = key(True, "false: a block is two plain hidden layers, without the connection around it")
     critics: int = key(2, "independent critics; the target is the one with the lower mean", ge=1, le=2)
     batch_norm: bool = key(True, "batch normalisation in every layer")
@@ -114,7 +142,18 @@ class CriticConfig:
 
 
 @dataclasses.dataclass(frozen=True)
+class MLPCriticConfig:
+    """The plain critics of TD3."""
+
+    width: int = key(256, "width of the critics' hidden layers", ge=1, le=65_536)
+    blocks: int = key(2, "hidden layers of a critic", ge=0, le=100)
+    critics: int = key(2, "independent critics; the target is the lower one", ge=1, le=2)
+
+
+@dataclasses.dataclass(frozen=True)
 class LearnerConfig:
+    """QDHUAC's learner."""
+
     utd: float = key(4.0, "updates per environment step", gt=0, le=1000)
     batch_size: int = key(512, "transitions per update", ge=1, le=1_000_000)
     discount: float = key(0.99, "discount factor", ge=0, le=0.999999)
@@ -125,11 +164,31 @@ class LearnerConfig:
     initial_temperature: float = key(0.01, "entropy temperature at the start; 0: no entropy term, ever", ge=0, le=100)
     policy_delay: int = key(1, "critic updates per actor update", ge=1, le=1000)
     target_tau: float = key(0.0, "0: no target network; otherwise Polyak rate of one", ge=0, le=1)
-    probe: bool = key(False, "QDHUAC: log what a Polyak target that never trains would have predicted")
-    target_noise: float = key(0.2, "TD3: standard deviation of the noise on the target's action", ge=0, le=10)
-    target_noise_clip: float = key(0.5, "TD3: that noise is clipped to +- this", ge=0, le=10)
+    probe: bool = key(False, "log what a Polyak target that never trains would have predicted")
+
+
+@dataclasses.dataclass(frozen=True)
+class TD3Config:
+    """TD3's learner; 300 critic updates for a generation of 10 x 1000 steps, as PGA-ME's authors have it."""
+
+    utd: float = key(0.03, "updates per environment step", gt=0, le=1000)
+    batch_size: int = key(256, "transitions per update", ge=1, le=1_000_000)
+    discount: float = key(0.99, "discount factor", ge=0, le=0.999999)
+    reward_scale: float = key(1.0, "rewards are multiplied by this inside the learner", gt=0)
+    critic_learning_rate: float = key(3e-4, "Adam learning rate of the critics", gt=0, le=1)
+    actor_learning_rate: float = key(3e-4, "Adam learning rate of the actor", gt=0, le=1)
+    policy_delay: int = key(2, "critic updates per actor update", ge=1, le=1000)
+    target_tau: float = key(0.005, "Polyak rate of the target networks", gt=0, le=1)
+    target_noise: float = key(0.2, "standard deviation of the noise on the target's action", ge=0, le=10)
+    target_noise_clip: float = key(0.5, "that noise is clipped to +- this", ge=0, le=10)
+
+
+@dataclasses.dataclass(frozen=True)
+class ConditionedTD3Config(TD3Config):
+    """DCRL-ME's learner."""
+
     lengthscale: float = key(
-        0.1, "DCRL-ME: distance from the wanted descriptor (bounds at -1 and 1) at which rewards count 1/e", gt=0
+        0.1, "distance from the wanted descriptor (bounds at -1 and 1) at which rewards count 1/e", gt=0
     )
 
 
@@ -144,40 +203,84 @@ class ReplayConfig:
 class NoveltyConfig:
     """QD-PG's archive of foot contacts, from which its diversity critic takes its rewards."""
 
-    capacity: int = key(
-        10_000, "QD-PG: states that the novelty archive holds; the oldest make room", ge=1, le=10_000_000
-    )
-    threshold: float = key(0.1, "QD-PG: a state is added if it is farther than this from all others", ge=0)
-    neighbours: int = key(5, "QD-PG: nearest states that novelty is averaged over", ge=1, le=1000)
-
-
-@dataclasses.dataclass(frozen=True)
-class RunConfig:
-    seed: int = key(0, "seed of everything random", ge=0, le=2**31 - 1)
-    generations: int = key(0, "stop after so many generations; 0: no such bound", ge=0, le=10**12)
-    env_steps: int = key(300_000, "stop after so many environment steps; 0: no such bound", ge=0, le=10**12)
-    checkpoint_minutes: float = key(5.0, "wall time between checkpoints; there is always one at the end", ge=0)
-    checkpoint_generations: int = key(0, "also after every so many generations; 0: by time alone", ge=0, le=10**12)
-    chunk: int = key(4, "learner updates between two looks at signals and the clock", ge=1, le=1_000_000)
-    devices: int = key(1, "spread rollouts, minibatches and the replay buffer over so many devices", ge=1, le=100_000)
-    failure_budget: int = key(100, "non-finite evaluations or updates after which the run gives up", ge=0, le=10**12)
+    capacity: int = key(10_000, "states that the novelty archive holds; the oldest make room", ge=1, le=10_000_000)
+    threshold: float = key(0.1, "a state is added if it is farther than this from all others", ge=0)
+    neighbours: int = key(5, "nearest states that novelty is averaged over", ge=1, le=1000)
 
 
 @dataclasses.dataclass(frozen=True)
 class Config:
-    """A whole run. Sections are rooms of the package; `train --set section.key=value` reaches every key."""
+    """A whole run. `train --set section.key=value` reaches every key.
 
-    algorithm: str = key("qdhuac", "the algorithm", choices=ALGORITHMS)
-    preset: str = key("laptop", "the preset that the other values started from", choices=PRESET_NAMES)
+    `settings` is a dataclass of the algorithm's own sections. It is a plain mapping where a file names an algorithm
+    from outside of the package, which reading a file never imports.
+    """
+
+    algorithm: str = key("qdhuac", "the algorithm")
+    preset: str = key("laptop", "the preset that the other values started from")
     task: TaskConfig = TaskConfig()
-    emitter: EmitterConfig = EmitterConfig()
-    archive: ArchiveConfig = ArchiveConfig()
     policy: PolicyConfig = PolicyConfig()
-    critic: CriticConfig = CriticConfig()
-    learner: LearnerConfig = LearnerConfig()
-    replay: ReplayConfig = ReplayConfig()
-    novelty: NoveltyConfig = NoveltyConfig()
+    archive: ArchiveConfig = ArchiveConfig()
+    settings: Any = None
     run: RunConfig = RunConfig()
+
+
+SHARED = ("task", "policy", "archive")  # sections of every configuration, before the algorithm's own; `run` comes last
+
+
+def sections(config: Config) -> dict[str, Any]:
+    """The sections of a configuration by name, in the order of its file."""
+    own = {}
+    if dataclasses.is_dataclass(config.settings):
+        own = {field.name: getattr(config.settings, field.name) for field in dataclasses.fields(config.settings)}
+    return {**{name: getattr(config, name) for name in SHARED}, **own, "run": config.run}
+
+
+def keys(config: Config) -> dict[str, dataclasses.Field[Any]]:
+    """Every key of a configuration by its dotted name."""
+    top = {field.name: field for field in dataclasses.fields(Config) if field.name in ("algorithm", "preset")}
+    return top | {
+        f"{name}.{field.name}": field
+        for name, section in sections(config).items()
+        for field in dataclasses.fields(section)
+    }
+
+
+def get(config: Config, name: str) -> Any:
+    """The value of a dotted key."""
+    section, _, leaf = name.rpartition(".")
+    return getattr(sections(config)[section] if section else config, leaf)
+
+
+def replace(config: Config, values: Mapping[str, Any]) -> Config:
+    """The configuration with some dotted keys changed; unknown names and wrong types are refused."""
+    known = keys(config)
+    for name, value in values.items():
+        if name not in known:
+            close = difflib.get_close_matches(name, known, n=3, cutoff=0.4)
+            raise UserError(
+                f"unknown key {name!r} of algorithm {config.algorithm}; did you mean "
+                f"{', '.join(close) or 'one of: ' + ', '.join(known)}?"
+            )
+        section, _, leaf = name.rpartition(".")
+        owner = sections(config)[section] if section else config
+        changed: Any = dataclasses.replace(owner, **{leaf: _convert(name, value, get_type_hints(type(owner))[leaf])})
+        if not section:
+            config = changed
+        elif section in (*SHARED, "run"):
+            config = dataclasses.replace(config, **{section: changed})
+        else:
+            config = dataclasses.replace(config, settings=dataclasses.replace(config.settings, **{section: changed}))
+    return config
+
+
+def check_ranges(config: Config) -> None:
+    """Refuse the first key whose value is not allowed, naming what is."""
+    for name, field in keys(config).items():
+        value = get(config, name)
+        for item in value if isinstance(value, tuple) else (value,):
+            _check_range(name, item, field.metadata)
+    require(config.run.generations or config.run.env_steps, "run.generations and run.env_steps: one must be above 0")
 
 
 def parse_assignments(assignments: Iterable[str]) -> dict[str, Any]:
@@ -196,109 +299,6 @@ def parse_assignments(assignments: Iterable[str]) -> dict[str, Any]:
     return values
 
 
-def keys() -> dict[str, dataclasses.Field[Any]]:
-    """Every configuration key by its dotted name."""
-    out: dict[str, dataclasses.Field[Any]] = {}
-    for top in dataclasses.fields(Config):
-        if dataclasses.is_dataclass(top.default):
-            out |= {f"{top.name}.{f.name}": f for f in dataclasses.fields(top.default)}
-        else:
-            out[top.name] = top
-    return out
-
-
-def replace(config: Config, values: Mapping[str, Any]) -> Config:
-    """The configuration with some dotted keys changed; unknown names and wrong types are refused."""
-    known = keys()
-    for name, value in values.items():
-        if name not in known:
-            close = difflib.get_close_matches(name, known, n=3, cutoff=0.4)
-            raise UserError(f"unknown key {name!r}; did you mean {', '.join(close) or 'one of: ' + ', '.join(known)}?")
-        section, _, leaf = name.rpartition(".")
-        owner = getattr(config, section) if section else config
-        changed: Any = dataclasses.replace(owner, **{leaf: _convert(name, value, get_type_hints(type(owner))[leaf])})
-        config = dataclasses.replace(config, **{section: changed}) if section else changed
-    return config
-
-
-def validate(config: Config) -> Config:
-    """The configuration itself, or a UserError that names the first bad key and what is allowed."""
-    for name, field in keys().items():
-        section, _, leaf = name.rpartition(".")
-        value = getattr(getattr(config, section) if section else config, leaf)
-        for item in value if isinstance(value, tuple) else (value,):
-            _check_range(name, item, field.metadata)
-    e, c, learner = config.emitter, config.critic, config.learner
-    _require(config.run.generations or config.run.env_steps, "run.generations and run.env_steps: one must be above 0")
-    if not math.isnan(c.v_min) and not math.isnan(c.v_max):
-        _require(c.v_min < c.v_max, f"critic.v_min={c.v_min}: must be below critic.v_max={c.v_max}")
-    _require(
-        config.preset not in BASELINE_PRESETS or config.algorithm in BASELINES,
-        f"preset={config.preset!r}: is for the algorithms {', '.join(BASELINES)}; {config.algorithm} has: "
-        + ", ".join(p for p in PRESET_NAMES if p not in BASELINE_PRESETS),
-    )
-    if config.algorithm in BASELINES:
-        _check_baseline(config)
-    _require(
-        not learner.probe or config.algorithm == "qdhuac",
-        f"learner.probe=true: needs algorithm qdhuac, not {config.algorithm}",
-    )
-    if config.algorithm == "qdhuac":
-        _require(c.kind != "mlp", "critic.kind='mlp': algorithm qdhuac needs 'categorical' or 'scalar'")
-        _require(
-            not (c.batch_norm and learner.batch_size < 2),
-            "learner.batch_size=1: batch normalisation needs at least 2 (or critic.batch_norm=false)",
-        )
-    if config.algorithm in LEARNING_ALGORITHMS:
-        spoken_for = e.exploration_rollouts + e.inject_actor
-        _require(
-            spoken_for < e.batch_size,
-            f"emitter.exploration_rollouts={e.exploration_rollouts}: with the injected actor it must leave room in "
-            f"emitter.batch_size={e.batch_size}",
-        )
-        first_fill = min(e.batch_size * config.task.episode_length, config.replay.capacity)
-        _require(
-            learner.batch_size <= first_fill,
-            f"learner.batch_size={learner.batch_size}: the replay buffer holds at most {first_fill} transitions after "
-            "the first generation",
-        )
-    sizes = {"learner.batch_size": learner.batch_size, "replay.capacity": config.replay.capacity}
-    sizes = sizes if config.algorithm in LEARNING_ALGORITHMS else {}
-    if config.task.backend not in ("auto", "native"):  # native simulates outside of JAX
-        sizes["emitter.batch_size"] = e.batch_size
-    for name, size in sizes.items():
-        devices = config.run.devices
-        _require(size % devices == 0, f"{name}={size}: run.devices={devices} do not divide it")
-    kind = config.archive.kind
-    if config.algorithm == "dns":
-        _require(kind == "dns", f"archive.kind={kind!r}: algorithm dns needs 'dns'")
-    if config.algorithm == "map_elites":
-        _require(kind != "dns", "archive.kind='dns': algorithm map_elites needs 'grid' or 'cvt'")
-    return config
-
-
-def _check_baseline(config: Config) -> None:
-    """What a TD3 baseline cannot be combined with."""
-    name, e, learner = config.algorithm, config.emitter, config.learner
-    _require(config.critic.kind == "mlp", f"critic.kind={config.critic.kind!r}: algorithm {name} needs 'mlp'")
-    _require(learner.target_tau > 0, f"learner.target_tau=0: algorithm {name} needs target networks, so above 0")
-    _require(
-        e.exploration_rollouts == 0,
-        f"emitter.exploration_rollouts={e.exploration_rollouts}: the actor of {name} is deterministic, must be 0",
-    )
-    if name == "qd_pg":
-        _require(
-            config.replay.priority_exponent == 0,
-            f"replay.priority_exponent={config.replay.priority_exponent:g}: the two learners of qd_pg share one buffer "
-            "and have no common priority, must be 0",
-        )
-        _require(
-            not config.task.name.endswith("_omni"),
-            f"task.name={config.task.name!r}: algorithm qd_pg needs a task whose descriptor is foot contacts, such as "
-            f"{config.task.name.removesuffix('_omni')!r}",
-        )
-
-
 def check_choice(name: str, value: Any, choices: Iterable[str]) -> None:
     """Refuse a value that is not one of the choices, naming them all."""
     allowed = tuple(choices)
@@ -308,35 +308,17 @@ def check_choice(name: str, value: Any, choices: Iterable[str]) -> None:
 
 def to_dict(config: Config) -> dict[str, Any]:
     """Plain nested dictionaries, ready for TOML or JSON."""
-    out = dataclasses.asdict(config)
-    out["policy"]["hidden"] = list(out["policy"]["hidden"])
-    return out
+    plain = {name: dataclasses.asdict(section) for name, section in sections(config).items()}
+    if isinstance(config.settings, Mapping):
+        run = plain.pop("run")
+        plain |= {**config.settings, "run": run}
+    plain["policy"]["hidden"] = list(plain["policy"]["hidden"])
+    return {"algorithm": config.algorithm, "preset": config.preset, **plain}
 
 
 def to_toml(config: Config) -> str:
     """The configuration as the text of a TOML file."""
     return tomli_w.dumps(to_dict(config))
-
-
-def from_toml(text: str, where: str = "the configuration") -> Config:
-    """The inverse of `to_toml`, validated; `where` names the file in an error."""
-    try:
-        return from_dict(tomllib.loads(text))
-    except (ValueError, RecursionError) as error:
-        raise UserError(f"{where}: not valid TOML ({error})") from None
-    except UserError as error:
-        raise UserError(f"{where}: {error}") from None
-
-
-def from_dict(data: Mapping[str, Any]) -> Config:
-    """The inverse of `to_dict`, validated; missing keys take their defaults, unknown ones are refused."""
-    values: dict[str, Any] = {}
-    for name, value in data.items():
-        if isinstance(value, Mapping):
-            values |= {f"{name}.{leaf}": v for leaf, v in value.items()}
-        else:
-            values[name] = value
-    return validate(replace(Config(), values))
 
 
 def _convert(name: str, value: Any, hint: Any) -> Any:
@@ -373,6 +355,7 @@ def _check_range(name: str, value: Any, meta: Mapping[str, Any]) -> None:
         raise UserError(f"{name}={value!r}: must be {' and '.join(f'{word} {b}' for b, word, _ in active)}")
 
 
-def _require(condition: Any, message: str) -> None:
+def require(condition: Any, message: str) -> None:
+    """Refuse a configuration with a message unless the condition holds."""
     if not condition:
         raise UserError(message)

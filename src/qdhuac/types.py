@@ -13,9 +13,7 @@ import jax
 Array = jax.Array
 Genotype = Any  # any pytree of arrays; for the locomotion tasks the parameters of a policy network
 
-# Who made an individual. The order is part of the file format: append, never reorder.
-OPERATORS = ("random", "isoline", "gradient", "actor", "explore", "diversity")
-RANDOM, ISOLINE, GRADIENT, ACTOR, EXPLORE, DIVERSITY = range(len(OPERATORS))
+RANDOM = "random"  # the operator of genotypes that no emitter made: the first of every run's operators
 
 
 class Transition(NamedTuple):
@@ -44,7 +42,7 @@ class Provenance(NamedTuple):
 
     id: Array  # [B] int32
     parents: Array  # [B, 2] int32, -1 where there is none
-    operator: Array  # [B] int32, index into OPERATORS
+    operator: Array  # [B] int32, index into the run's names of operators
     generation: Array  # [B] int32
 
 
@@ -74,8 +72,29 @@ class Emission(NamedTuple):
     target: Array | None = None  # [B, D] descriptor that each was made for, nan where it was made for none
 
 
+class Metrics(NamedTuple):
+    """Numbers that a step of an algorithm reports, by name."""
+
+    means: dict[str, Array]  # averages over what the step did
+    sums: dict[str, Array]  # totals of what the step did
+    failures: dict[str, Array]  # how often something was not finite, by the tensor that was so first
+
+    def __or__(self, other: Metrics) -> Metrics:
+        """Both; names of `other` win."""
+        return Metrics(*(mine | theirs for mine, theirs in zip(self, other, strict=True)))
+
+
+class Told(NamedTuple):
+    """How a batch fared in the archive."""
+
+    individuals: Individuals  # as they competed: fitness -inf where rejected, or where the rollout was data only
+    slots: Array  # [B] int32 the archive's slot that each took, -1 where it took none
+    steps: Array  # [B] int32 environment steps
+    metrics: Metrics
+
+
 class Archive(Protocol):
-    """Who survives. The state is an `Individuals` with a fixed number of slots."""
+    """Selects who survives. The state is an `Individuals` with a fixed number of slots."""
 
     @property
     def capacity(self) -> int:
@@ -85,7 +104,7 @@ class Archive(Protocol):
         """An empty archive for individuals shaped like those of `example`."""
 
     def add(self, state: Individuals, offspring: Individuals) -> tuple[Individuals, Array]:
-        """The archive after the offspring competed, and which of them survived [B]."""
+        """The archive after the offspring competed, and the slot that each of them took [B], -1 where it took none."""
 
 
 class Task(Protocol):
@@ -104,12 +123,24 @@ class Task(Protocol):
 
 
 class Algorithm(Protocol):
-    """The whole ring as three pure functions over one state; `learn` is the identity without a learner."""
+    """The whole ring as pure functions over one state, which has at least the fields `key` and `archive`."""
 
-    def init(self, key: Array) -> Any: ...
+    @property
+    def operators(self) -> tuple[str, ...]:
+        """The names that `Provenance.operator` indexes; the first is "random"."""
 
-    def ask(self, state: Any) -> Emission: ...
+    @property
+    def updates_per_step(self) -> float:
+        """Learner updates that each environment step asks for; 0 without a learner."""
 
-    def tell(self, state: Any, emission: Emission, evaluation: Evaluation) -> tuple[Any, dict[str, Array]]: ...
+    def init(self, key: Array) -> Any:
+        """The state of generation 0."""
 
-    def learn(self, state: Any, updates: Array) -> tuple[Any, dict[str, Array]]: ...
+    def ask(self, state: Any) -> Emission:
+        """Genotypes to try."""
+
+    def tell(self, state: Any, emission: Emission, evaluation: Evaluation) -> tuple[Any, Told]:
+        """The state after the genotypes competed for the archive and their transitions were stored."""
+
+    def learn(self, state: Any, updates: Array) -> tuple[Any, Metrics]:
+        """The state after `updates` updates; the identity without a learner."""

@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from qdhuac.algorithms.evolution import Evolution
+from qdhuac.algorithms import evolution as by_evolution
 from qdhuac.archives import DominatedNoveltyArchive, GridArchive
 from qdhuac.metrics import PassiveGrid, scores
 from qdhuac.types import ISOLINE, RANDOM, Evaluation
@@ -27,7 +27,7 @@ def evolution(kind, sigma_iso=0.0, sigma_line=0.0):
     def fresh(key):  # close to one corner, so that the rest must be discovered
         return {"x": 0.1 * jax.random.uniform(key, (2,)), "y": jnp.zeros(3)}
 
-    algorithm = Evolution(
+    algorithm = by_evolution.evolution(
         ARCHIVES[kind], fresh, descriptor_size=2, batch_size=BATCH, sigma_iso=sigma_iso, sigma_line=sigma_line
     )
     return algorithm, jax.jit(algorithm.ask), jax.jit(algorithm.tell)

@@ -202,7 +202,7 @@ def test_signals_save_and_say_how_to_go_on(here, number, code):
     script = (
         "import sys, toys; from qdhuac import cli; from qdhuac.training import build\n"
         "build.build_task = lambda settings: toys.ToyTask()\n"
-        "build.build_algorithm = lambda settings, task: toys.toy_algorithm()\n"
+        "build.build_algorithm = lambda settings, task, outside=None: toys.toy_algorithm()\n"
         "sys.exit(cli.main(['train', '--algorithm', 'dns', '--run-dir', 'run', '--generations', '1000000']))"
     )
     paths = {

@@ -6,9 +6,9 @@ import jax
 import jax.numpy as jnp
 
 from qdhuac import presets
-from qdhuac.algorithms.evolution import Evolution
+from qdhuac.algorithms.evolution import evolution
 from qdhuac.archives.dns import DominatedNoveltyArchive
-from qdhuac.types import Evaluation
+from qdhuac.types import Evaluation, Metrics
 
 
 @dataclasses.dataclass
@@ -33,38 +33,42 @@ class ToyTask:
         return Evaluation(fitness, descriptor, jnp.full(len(x), self.episode_length, jnp.int32))
 
 
-class ToyLearner(Evolution):
-    """Evolution beside a random walk, whose every step is an update; `broken` makes each update a skipped one."""
+class ToyLearner:
+    """A random walk, whose every step is an update; `broken` makes each update a skipped one."""
 
     broken = False
 
     def init(self, key):
-        learner = {"walk": jnp.zeros(3), "key": jax.random.fold_in(key, 7), "raw": jax.random.PRNGKey(3)}
-        return super().init(key)._replace(learner=learner)
+        return {"walk": jnp.zeros(3), "key": jax.random.fold_in(key, 7), "raw": jax.random.PRNGKey(3)}
 
-    def learn(self, state, updates):
+    def learn(self, learner, replay, buffer, key, updates):
         def update(_, carry):
             walk, key, total = carry
             key, here = jax.random.split(key)
             walk = 0.9 * walk + jax.random.normal(here, walk.shape)
             return walk, key, total + jnp.sum(walk**2)
 
-        learner = state.learner
         walk, key, total = jax.lax.fori_loop(0, updates, update, (learner["walk"], learner["key"], 0.0))
         skipped = updates if self.broken else jnp.zeros_like(updates)
-        metrics = {"critic_loss": total / updates, "count_skipped_critic": skipped}
-        return state._replace(learner={**learner, "walk": walk, "key": key}), metrics
+        metrics = Metrics({"critic_loss": total / updates}, {}, {"critic": skipped})
+        return {**learner, "walk": walk, "key": key}, buffer, metrics
 
 
-def toy_algorithm(kind=Evolution):
+def toy_algorithm(learner=None, updates_per_step=0.5):
+    """Evolution of four numbers, beside a learner if one is given."""
+
     def fresh(key):
         return {"x": jax.random.normal(key, (4,))}
 
-    return kind(DominatedNoveltyArchive(16, 3), fresh, descriptor_size=2, batch_size=6)
+    algorithm = evolution(DominatedNoveltyArchive(16, 3), fresh, descriptor_size=2, batch_size=6)
+    if learner is None:
+        return algorithm
+    return dataclasses.replace(algorithm, learner=learner(), updates_per_step=updates_per_step)
 
 
 def toy_config(learning=False, **overrides):
     """6 individuals x 10 steps a generation; with learning 30 updates, in chunks of 7."""
-    values = {"run.generations": 6, "learner.utd": 0.5, "run.chunk": 7, "run.checkpoint_minutes": 1000.0}
+    values = {"run.generations": 6, "run.chunk": 7, "run.checkpoint_minutes": 1000.0}
+    values |= {"learner.utd": 0.5} if learning else {}
     values |= {name.replace("__", "."): value for name, value in overrides.items()}
     return presets.make("qdhuac" if learning else "dns", "smoke", values)

@@ -14,88 +14,27 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from qdhuac.algorithms.engine import (
-    Offspring,
-    State,
-    absorb,
-    check_results,
-    check_transitions,
-    emission,
-    empty_offspring_like,
-    gradient_offspring,
-    isoline_offspring,
-    learn,
-    one_parent,
-    uniform_observations,
-)
+from qdhuac.algorithms.engine import QDAlgorithm, check_transitions
+from qdhuac.algorithms.specs import DCRLMESettings
 from qdhuac.archives.common import sample
-from qdhuac.config import Config, EmitterConfig
+from qdhuac.config import ActorCriticEmitterConfig
+from qdhuac.emitters.base import Offspring, Seen, Stateless, one_parent, slots
+from qdhuac.emitters.gradient import gradient_mutation, steps_if_any, uniform_observations
+from qdhuac.emitters.isoline import IsoLine
 from qdhuac.errors import UserError
 from qdhuac.learning.policy import Policy
 from qdhuac.learning.replay import Replay
 from qdhuac.learning.td3 import TD3Learner
-from qdhuac.types import ACTOR, GRADIENT, Archive, Array, Emission, Evaluation, Genotype
+from qdhuac.types import Archive, Array, Emission, Evaluation, Genotype, Metrics
 
 
 @dataclasses.dataclass(frozen=True)
-class DCRLME:
-    """The stations that the ring is made of; the learner's and the buffer's observations end with a descriptor."""
+class Conditioning:
+    """How a descriptor gets into observations, rewards and the first layer of an actor."""
 
-    archive: Archive
-    replay: Replay
-    learner: TD3Learner
-    emitter: EmitterConfig
     policy: Policy  # the genotype's, without a descriptor
     bounds: tuple[tuple[float, ...], tuple[float, ...]]
-
-    def init(self, key: Array) -> State:
-        """Actor and critics, an empty archive, an empty replay buffer."""
-        key, key_learner = jax.random.split(key)
-        example = empty_offspring_like(self.policy.init(key), len(self.bounds[0]))
-        learner = self.learner.init(key_learner)
-        return State(key, jnp.int32(0), self.archive.init(example), self.replay.init(), learner)
-
-    def ask(self, state: State) -> Emission:
-        """Iso+Line children; of the rest half are gradient children, half the actor with a descriptor folded in."""
-        e = self.emitter
-        lines = round(e.isoline_share * e.batch_size)
-        actors = (e.batch_size - lines) // 2 if e.inject_actor else 0
-
-        key_parents, key_line, key_states = jax.random.split(jax.random.fold_in(state.key, 0), 3)
-        slots = sample(state.archive, key_parents, (e.batch_size,))
-        wanted = jnp.where(jnp.isfinite(state.archive.fitness)[:, None], state.archive.descriptor, jnp.nan)[slots]
-        wanted = jnp.where(jnp.arange(e.batch_size)[:, None] < lines, jnp.nan, wanted)
-        batches = []
-        if lines:
-            batches.append(isoline_offspring(state, key_line, lines, e))
-        if e.batch_size - lines - actors:
-            batches.append(self._ascend(state, key_states, slots[lines : e.batch_size - actors]))
-        if actors:
-            folded = jax.vmap(self.fold, (None, 0))(state.learner.actor, wanted[-actors:])
-            batches.append(Offspring(folded, one_parent(slots[-actors:]), ACTOR))
-        return emission(state, batches, self.policy.init)._replace(target=wanted)
-
-    def tell(self, state: State, emission: Emission, evaluation: Evaluation) -> tuple[State, dict[str, Array]]:
-        """The offspring compete for the archive; transitions are stored with descriptors and scaled rewards."""
-        assert emission.target is not None
-        check_results(state, emission, evaluation)
-        t, _ = check_transitions(dataclasses.replace(self.replay, obs_size=self.policy.obs_size), evaluation)
-        # What is not finite in a descriptor rejects the rollout as such; here it must not spoil the count of rows.
-        mine = jnp.nan_to_num(self.normalise(evaluation.descriptor))
-        wanted = jnp.where(jnp.isnan(emission.target), mine, self.normalise(emission.target))  # [B, D]
-        similarity = jnp.exp(-jnp.linalg.norm(mine - wanted, axis=-1) / self.learner.config.lengthscale)
-        beside = jnp.broadcast_to(wanted[:, None], (*t.reward.shape, wanted.shape[-1]))
-        t = t._replace(
-            obs=jnp.concatenate([t.obs, beside], axis=-1),
-            next_obs=jnp.concatenate([t.next_obs, beside], axis=-1),
-            reward=similarity[:, None] * t.reward,
-        )
-        state, _, metrics = absorb(self.archive, self.replay, state, emission, evaluation._replace(transitions=t))
-        return state, metrics | {"similarity": jnp.mean(similarity)}
-
-    def learn(self, state: State, updates: Array) -> tuple[State, dict[str, Array]]:
-        """`updates` updates of the critics and, delayed, of the actor."""
-        return learn(self.learner, self.replay, state, updates)
+    lengthscale: float
 
     def normalise(self, descriptor: Array) -> Array:
         """Descriptors with their bounds at -1 and 1, the units of the lengthscale."""
@@ -108,39 +47,112 @@ class DCRLME:
         bias = first["bias"] + self.normalise(descriptor) @ first["kernel"][size:]
         return actor | {"Dense_0": {"kernel": first["kernel"][:size], "bias": bias}}
 
-    def _ascend(self, state: State, key: Array, slots: Array) -> Offspring:
-        """Gradient children of the archive's `slots`, up the first critic asked for the parent's own descriptor."""
-        size = self.policy.obs_size
-        observe = uniform_observations(self.replay, state.replay, self.learner.config.batch_size)
-
-        def child(key: Array, slot: Array) -> Genotype:
-            wanted = self.normalise(state.archive.descriptor[slot])
-
-            def value(genotype: Genotype, stored: Array) -> Array:
-                obs = stored[:, :size]
-                asked = jnp.concatenate([obs, jnp.broadcast_to(wanted, (len(obs), len(wanted)))], axis=-1)
-                return jnp.mean(self.learner.value(state.learner, asked, self.policy.act(genotype, obs)))
-
-            born = gradient_offspring(state, key, slot[None], observe, value, self.emitter)
-            return jax.tree.map(lambda x: x[0], born.genotypes)
-
-        children = jax.vmap(child)(jax.random.split(key, len(slots)), slots)
-        return Offspring(children, one_parent(slots), GRADIENT)
+    def relabel(self, emission: Emission, evaluation: Evaluation) -> tuple[Evaluation, Metrics]:
+        """Transitions with the wanted descriptor beside the observation, and rewards scaled by similarity."""
+        assert emission.target is not None
+        t, _ = check_transitions(Replay(1, self.policy.obs_size, self.policy.action_size).columns, evaluation)
+        # What is not finite in a descriptor rejects the rollout as such; here it must not spoil the count of rows.
+        mine = jnp.nan_to_num(self.normalise(evaluation.descriptor))
+        wanted = jnp.where(jnp.isnan(emission.target), mine, self.normalise(emission.target))  # [B, D]
+        similarity = jnp.exp(-jnp.linalg.norm(mine - wanted, axis=-1) / self.lengthscale)
+        beside = jnp.broadcast_to(wanted[:, None], (*t.reward.shape, wanted.shape[-1]))
+        t = t._replace(
+            obs=jnp.concatenate([t.obs, beside], axis=-1),
+            next_obs=jnp.concatenate([t.next_obs, beside], axis=-1),
+            reward=similarity[:, None] * t.reward,
+        )
+        return evaluation._replace(transitions=t), Metrics({"similarity": jnp.mean(similarity)}, {}, {})
 
 
-def from_config(config: Config, task: Any, archive: Archive) -> DCRLME:
+@dataclasses.dataclass(frozen=True)
+class ConditionedChildren(Stateless):
+    """Gradient children, up the first critic asked for the parent's own descriptor."""
+
+    conditioning: Conditioning
+    learner: TD3Learner
+    replay: Replay
+    steps: int
+    learning_rate: float
+    name: str = "gradient"
+    legacy: tuple[int, int] = (0, 0)
+
+    def ask(self, key: Array, state: tuple[()], seen: Seen, n: int) -> Offspring:
+        """`n` children."""
+        key_parents, _, key_states = jax.random.split(key, 3)
+        parents = sample(seen.archive, key_parents, (self.legacy[0],))[self.legacy[1] : self.legacy[1] + n]
+        policy, normalise = self.conditioning.policy, self.conditioning.normalise
+
+        def value(genotype: Genotype, stored: Array, wanted: Array) -> Array:
+            obs = stored[:, : policy.obs_size]
+            asked = jnp.concatenate([obs, jnp.broadcast_to(wanted, (len(obs), len(wanted)))], axis=-1)
+            return jnp.mean(self.learner.value(seen.learner, asked, policy.act(genotype, obs)))
+
+        children = gradient_mutation(
+            key_states,
+            jax.tree.map(lambda x: x[parents], seen.archive.genotypes),
+            uniform_observations(self.replay, seen.replay, self.learner.config.batch_size),
+            value,
+            normalise(seen.archive.descriptor[parents]),
+            steps=steps_if_any(seen, self.steps),
+            learning_rate=self.learning_rate,
+            legacy=True,
+        )
+        return Offspring(children, one_parent(parents), target=_descriptors(seen, parents))
+
+
+@dataclasses.dataclass(frozen=True)
+class ConditionedActor(Stateless):
+    """The actor told to behave like a random elite."""
+
+    conditioning: Conditioning
+    learner: TD3Learner
+    name: str = "actor"
+    legacy: tuple[int, int] = (0, 0)
+
+    def ask(self, key: Array, state: tuple[()], seen: Seen, n: int) -> Offspring:
+        """The actor for `n` descriptors."""
+        key_parents = jax.random.split(key, 3)[0]
+        parents = sample(seen.archive, key_parents, (self.legacy[0],))[self.legacy[1] : self.legacy[1] + n]
+        target = _descriptors(seen, parents)
+        actor = self.learner.injected(seen.learner)
+        return Offspring(jax.vmap(self.conditioning.fold, (None, 0))(actor, target), one_parent(parents), target=target)
+
+
+def _descriptors(seen: Seen, parents: Array) -> Array:
+    """Those of the archive's slots [n], nan where a slot is empty. [n, D]"""
+    there = jnp.isfinite(seen.archive.fitness)[:, None]
+    return jnp.where(there, seen.archive.descriptor, jnp.nan)[parents]
+
+
+def build(s: DCRLMESettings, task: Any, archive: Archive) -> QDAlgorithm:
     """The algorithm for a task, whose descriptor must have finite bounds."""
     low, high = (np.asarray(b, float) for b in task.descriptor_bounds)
     if not (np.all(np.isfinite([low, high])) and np.all(low < high)):
         raise UserError(
             f"algorithm dcrl_me: needs a descriptor with finite bounds, but those of the task are {low} and {high}"
         )
-    conditioned = dataclasses.replace(task.policy, obs_size=task.obs_size + len(low))
-    return DCRLME(
+    e: ActorCriticEmitterConfig = s.emitter
+    conditioning = Conditioning(task.policy, (tuple(low.tolist()), tuple(high.tolist())), s.learner.lengthscale)
+    conditioned = dataclasses.replace(task.policy, obs_size=task.policy.obs_size + len(low))
+    learner = TD3Learner(conditioned, s.critic, s.learner)
+    replay = Replay.of(s.replay, conditioned.obs_size, conditioned.action_size)
+    lines = round(e.isoline_share * e.batch_size)
+    actors = (e.batch_size - lines) // 2 if e.inject_actor else 0
+    climb = ConditionedChildren(
+        conditioning, learner, replay, e.gradient_steps, e.gradient_learning_rate, legacy=(e.batch_size, lines)
+    )
+    return QDAlgorithm(
+        fresh=task.policy.init,
+        emitters=slots(
+            (IsoLine(e.sigma_iso, e.sigma_line, e.tournament, legacy=3), lines),
+            (climb, e.batch_size - lines - actors),
+            (ConditionedActor(conditioning, learner, legacy=(e.batch_size, e.batch_size - actors)), actors),
+        ),
         archive=archive,
-        replay=Replay.of(config.replay, conditioned.obs_size, task.action_size),
-        learner=TD3Learner(conditioned, config.critic, config.learner),
-        emitter=config.emitter,
-        policy=task.policy,
-        bounds=(tuple(low.tolist()), tuple(high.tolist())),
+        descriptor_size=len(low),
+        replay=replay,
+        learner=learner,
+        updates_per_step=s.learner.utd,
+        relabel=conditioning.relabel,
+        legacy=2,
     )

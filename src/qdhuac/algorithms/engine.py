@@ -1,27 +1,24 @@
-"""What the algorithms share: the state of a run, making offspring, screening and storing of results, statistics."""
+"""What every algorithm is made of: emitters propose, an archive selects, a learner learns from a replay buffer.
+
+`QDAlgorithm` does the bookkeeping once: ids and parents, fresh genotypes while the archive is empty, screening of
+failed evaluations, storing of transitions, statistics of operators. An algorithm is a composition of these parts.
+"""
 
 from __future__ import annotations
 
 import dataclasses
 import functools
-from collections.abc import Callable
-from typing import Any, NamedTuple
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple, Protocol
 
 import jax
 import jax.numpy as jnp
 
-from qdhuac.archives.common import sample
-from qdhuac.config import EmitterConfig
-from qdhuac.emitters.gradient import gradient_mutation
-from qdhuac.emitters.isoline import isoline
+from qdhuac.emitters.base import Offspring, Seen, Slots, operators
 from qdhuac.errors import UserError
-from qdhuac.learning.replay import Replay, ReplayState
+from qdhuac.learning.replay import Replay
 from qdhuac.types import (
-    ACTOR,
-    EXPLORE,
-    GRADIENT,
-    ISOLINE,
-    OPERATORS,
+    RANDOM,
     Archive,
     Array,
     Emission,
@@ -29,7 +26,9 @@ from qdhuac.types import (
     Exploration,
     Genotype,
     Individuals,
+    Metrics,
     Provenance,
+    Told,
     Transition,
 )
 
@@ -39,20 +38,193 @@ class State(NamedTuple):
 
     key: Array
     generation: Array  # int32
+    born: Array  # int32, ids given so far
     archive: Individuals
     replay: Any = None
     learner: Any = None
+    emitters: tuple[Any, ...] = ()
 
 
-class Offspring(NamedTuple):
-    """A batch from one operator, before it is given an identity."""
+class Learner(Protocol):
+    """Learns from a replay buffer. Its state is a pytree."""
 
-    genotypes: Genotype  # leaves [n, ...]
-    parents: Array  # [n, 2] slots of the archive, -1 where there is none
-    operator: int
+    def init(self, key: Array) -> Any:
+        """The state before the first update."""
+
+    def learn(self, state: Any, replay: Any, buffer: Any, key: Array, updates: Array) -> tuple[Any, Any, Metrics]:
+        """`updates` updates from the buffer, whose shape is `replay`; both are None for an algorithm without one."""
 
 
-def empty_offspring_like(genotype: Genotype, descriptor_size: int) -> Individuals:
+def stored_as_they_are(emission: Emission, evaluation: Evaluation) -> tuple[Evaluation, Metrics]:
+    """The transitions of an evaluation go to the replay buffer unchanged."""
+    return evaluation, Metrics({}, {}, {})
+
+
+def nothing_observed(learner: Any, evaluation: Evaluation, told: Told, stored: Array) -> tuple[Any, Metrics]:
+    """The learner hears of evaluations through the replay buffer alone."""
+    return learner, Metrics({}, {}, {})
+
+
+@dataclasses.dataclass(frozen=True)
+class QDAlgorithm:
+    """An algorithm as a composition.
+
+    `relabel(emission, evaluation)` may change what is stored of an evaluation; `observe(learner, evaluation, told,
+    stored)` lets the learner's state see an evaluation, of which the rows `stored` [B, T] went to the replay buffer.
+    """
+
+    fresh: Callable[[Array], Genotype]  # a random genotype
+    emitters: Slots  # each with the number of genotypes that it gets of a batch
+    archive: Archive
+    descriptor_size: int
+    replay: Replay | None = None
+    learner: Learner | None = None
+    updates_per_step: float = 0.0
+    relabel: Callable[[Emission, Evaluation], tuple[Evaluation, Metrics]] = stored_as_they_are
+    observe: Callable[[Any, Evaluation, Told, Array], tuple[Any, Metrics]] = nothing_observed
+    legacy: int = 1
+
+    @property
+    def operators(self) -> tuple[str, ...]:
+        """The names that `Provenance.operator` indexes."""
+        return operators(self.emitters, RANDOM)
+
+    @property
+    def batch_size(self) -> int:
+        """Genotypes of a generation."""
+        return sum(n for _, n in self.emitters)
+
+    def init(self, key: Array) -> State:
+        """An empty archive, an empty replay buffer, a learner before its first update."""
+        keys = jax.random.split(jax.random.fold_in(key, 5), len(self.emitters))
+        if self.legacy > 1:
+            key, *more = jax.random.split(key, self.legacy)
+            learner_key = more[0] if len(more) == 1 else jnp.stack(more)
+        else:
+            learner_key = jax.random.fold_in(key, 6)
+        return State(
+            key=key,
+            generation=jnp.int32(0),
+            born=jnp.int32(0),
+            archive=self.archive.init(empty_individual(self.fresh(key), self.descriptor_size)),
+            replay=None if self.replay is None else self.replay.init(),
+            learner=None if self.learner is None else self.learner.init(learner_key),
+            emitters=tuple(emitter.init(k) for (emitter, _), k in zip(self.emitters, keys, strict=True)),
+        )
+
+    def ask(self, state: State) -> Emission:
+        """What every emitter proposes; fresh genotypes instead while the archive is empty."""
+        seen, key = Seen(state.archive, state.replay, state.learner), jax.random.fold_in(state.key, 0)
+        parts = [
+            emitter.ask(key, mine, seen, n) for (emitter, n), mine in zip(self.emitters, state.emitters, strict=True)
+        ]
+        size = self.batch_size
+        genotypes = _joined([part.genotypes for part in parts])
+        slots = _joined([part.parents for part in parts])
+        operator = self._per_emitter([self.operators.index(emitter.name) for emitter, _ in self.emitters])
+
+        empty = ~jnp.any(jnp.isfinite(state.archive.fitness))
+        start = jax.vmap(self.fresh)(jax.random.split(jax.random.fold_in(state.key, 3), size))
+        genotypes = jax.tree.map(lambda new, child: jnp.where(empty, new, child), start, genotypes)
+        slots = jnp.where(empty, -1, slots)
+        # A rollout that is not archived stays one: at the start it is a noisy random policy.
+        operator = jnp.where(empty & self._archived, 0, operator)
+        provenance = Provenance(
+            id=state.born + jnp.arange(size, dtype=jnp.int32),
+            parents=jnp.where(slots < 0, -1, state.archive.provenance.id[slots]),
+            operator=operator,
+            generation=jnp.full(size, state.generation, jnp.int32),
+        )
+        parent_fitness = jnp.where(slots[:, 0] < 0, jnp.nan, state.archive.fitness[slots[:, 0]])
+        return Emission(genotypes, provenance, parent_fitness, self._exploration(parts), self._targets(parts))
+
+    def tell(self, state: State, emission: Emission, evaluation: Evaluation) -> tuple[State, Told]:
+        """The genotypes compete for the archive; the transitions of those that did not fail are stored."""
+        check_results(self.descriptor_size, emission, evaluation)
+        evaluation, relabelled = self.relabel(emission, evaluation)
+        individuals, good, failures = screen(emission, evaluation, self._archived)
+        archive, slots = self.archive.add(state.archive, individuals)
+        metrics = Metrics({}, {}, failures) | self._statistics(emission, evaluation, good, slots >= 0) | relabelled
+        told = Told(individuals, slots, evaluation.steps, metrics)
+        buffer, learner = state.replay, state.learner
+        if self.replay is not None:
+            transitions, valid = check_transitions(self.replay.columns, evaluation)
+            stored = valid & good[:, None]
+            rows = jax.tree.map(lambda x: x.reshape(-1, *x.shape[2:]), transitions)
+            buffer = self.replay.add(buffer, rows, stored.reshape(-1))
+            learner, observed = self.observe(learner, evaluation, told, stored)
+            told = told._replace(metrics=metrics | observed)
+        return State(
+            key=jax.random.fold_in(state.key, 2),
+            generation=state.generation + 1,
+            born=state.born + self.batch_size,
+            archive=archive,
+            replay=buffer,
+            learner=learner,
+            emitters=self._tell_emitters(state.emitters, told),
+        ), told
+
+    def learn(self, state: State, updates: Array) -> tuple[State, Metrics]:
+        """`updates` updates of the learner, if there is one."""
+        if self.learner is None:
+            return state, Metrics({}, {}, {})
+        key = jax.random.fold_in(state.key, 4)
+        learner, buffer, metrics = self.learner.learn(state.learner, self.replay, state.replay, key, updates)
+        return state._replace(learner=learner, replay=buffer), metrics
+
+    @property
+    def _archived(self) -> Array:
+        """Which of a batch compete for the archive. [B]"""
+        return self._per_emitter([emitter.archived for emitter, _ in self.emitters])
+
+    def _per_emitter(self, values: list[Any]) -> Array:
+        """One value per emitter as one per genotype. [B]"""
+        return jnp.concatenate(
+            [jnp.full(n, value, jnp.result_type(value)) for value, (_, n) in zip(values, self.emitters, strict=True)]
+        )
+
+    def _exploration(self, parts: list[Offspring]) -> Exploration | None:
+        """The heads of stochastic rollouts; those of the others are zero and not looked at."""
+        heads = [part.head for part in parts if part.head is not None]
+        if not heads:
+            return None
+        blank = [
+            jax.tree.map(lambda x, n=n: jnp.zeros((n, *x.shape[1:]), x.dtype), heads[0]) if part.head is None else None
+            for part, (_, n) in zip(parts, self.emitters, strict=True)
+        ]
+        head = _joined([part.head if none is None else none for part, none in zip(parts, blank, strict=True)])
+        return Exploration(head, self._per_emitter([part.head is not None for part in parts]))
+
+    def _targets(self, parts: list[Offspring]) -> Array | None:
+        """The descriptors that genotypes were made for [B, D], nan where there is none."""
+        if all(part.target is None for part in parts):
+            return None
+        nowhere = [jnp.full((n, self.descriptor_size), jnp.nan) for _, n in self.emitters]
+        return jnp.concatenate([n if p.target is None else p.target for p, n in zip(parts, nowhere, strict=True)])
+
+    def _tell_emitters(self, states: tuple[Any, ...], told: Told) -> tuple[Any, ...]:
+        """Each emitter hears of its own part."""
+        out, start = [], 0
+        for (emitter, n), state in zip(self.emitters, states, strict=True):
+            part = jax.tree.map(lambda x, a=start, b=start + n: x[a:b], told._replace(metrics=Metrics({}, {}, {})))
+            out.append(emitter.tell(state, part))
+            start += n
+        return tuple(out)
+
+    def _statistics(self, emission: Emission, evaluation: Evaluation, good: Array, survived: Array) -> Metrics:
+        """Per operator: how many were tried and survived, their mean fitness and mean gain over the first parent."""
+        means: dict[str, Array] = {}
+        sums: dict[str, Array] = {}
+        gain = evaluation.fitness - emission.parent_fitness
+        for index, name in enumerate(self.operators):
+            mine = (emission.provenance.operator == index) & good
+            sums |= {f"{name}/tried": jnp.sum(mine), f"{name}/survived": jnp.sum(mine & survived)}
+            means[f"{name}/fitness"] = jnp.mean(evaluation.fitness, where=mine)
+            means[f"{name}/gain"] = jnp.mean(gain, where=mine & jnp.isfinite(gain))
+        return Metrics(means, sums, {})
+
+
+def empty_individual(genotype: Genotype, descriptor_size: int) -> Individuals:
     """One individual with nothing in it: the example from which an archive takes its shapes."""
     return Individuals(
         genotypes=jax.tree.map(lambda x: jnp.asarray(x)[None], genotype),
@@ -62,104 +234,13 @@ def empty_offspring_like(genotype: Genotype, descriptor_size: int) -> Individual
     )
 
 
-def emission(
-    state: State, batches: list[Offspring], fresh: Callable[[Array], Genotype], exploration: Exploration | None = None
-) -> Emission:
-    """Offspring of several operators as one emission; fresh genotypes instead while the archive is empty."""
-    genotypes = jax.tree.map(lambda *x: jnp.concatenate(x), *(b.genotypes for b in batches))
-    slots = jnp.concatenate([b.parents for b in batches])
-    operator = jnp.concatenate([jnp.full(len(b.parents), b.operator, jnp.int32) for b in batches])
-    size = len(operator)
-
-    empty = _is_empty(state)
-    start = jax.vmap(fresh)(jax.random.split(jax.random.fold_in(state.key, 3), size))
-    genotypes = jax.tree.map(lambda new, child: jnp.where(empty, new, child), start, genotypes)
-    slots = jnp.where(empty, -1, slots)
-    # An exploring rollout stays one, so that it is not archived: at the start it is a noisy random policy.
-    operator = jnp.where(empty & (operator != EXPLORE), 0, operator)
-
-    provenance = Provenance(
-        id=state.generation * size + jnp.arange(size, dtype=jnp.int32),
-        parents=jnp.where(slots < 0, -1, state.archive.provenance.id[slots]),
-        operator=operator,
-        generation=jnp.full(size, state.generation, jnp.int32),
-    )
-    parent_fitness = jnp.where(slots[:, 0] < 0, jnp.nan, state.archive.fitness[slots[:, 0]])
-    return Emission(genotypes, provenance, parent_fitness, exploration)
-
-
-def isoline_offspring(state: State, key: Array, count: int, e: EmitterConfig) -> Offspring:
-    """`count` Iso+Line children of random pairs, or of pairs that won a tournament each."""
-    key, key_parents = jax.random.split(key)
-    parents = sample(state.archive, key_parents, (count, 2), e.tournament)
-    children = isoline(key, state.archive.genotypes, parents, sigma_iso=e.sigma_iso, sigma_line=e.sigma_line)
-    return Offspring(children, parents, ISOLINE)
-
-
-def gradient_offspring(
-    state: State,
-    key: Array,
-    slots: Array,
-    observe: Callable[[Array], Array],
-    value: Callable[[Genotype, Array], Array],
-    e: EmitterConfig,
-    operator: int = GRADIENT,
-) -> Offspring:
-    """Gradient children of the `slots` [n]: up `value(genotype, obs)` on minibatches `observe(key)`."""
-    parents = jax.tree.map(lambda x: x[slots], state.archive.genotypes)
-    # An empty archive has no parents, and what would be made of them is replaced by fresh genotypes anyway.
-    steps = jnp.where(_is_empty(state), 0, e.gradient_steps)
-    children = gradient_mutation(key, parents, observe, value, steps=steps, learning_rate=e.gradient_learning_rate)
-    return Offspring(children, one_parent(slots), operator)
-
-
-def actor_offspring(actor: Genotype, operator: int = ACTOR) -> Offspring:
-    """The learner's actor as it is."""
-    return Offspring(jax.tree.map(lambda x: x[None], actor), jnp.full((1, 2), -1), operator)
-
-
-def one_parent(slots: Array) -> Array:
-    """Parents [n, 2] of those who have only one."""
-    return jnp.stack([slots, jnp.full_like(slots, -1)], axis=-1)
-
-
-def uniform_observations(replay: Replay, buffer: ReplayState, batch_size: int) -> Callable[[Array], Array]:
-    """A function from a key to a minibatch of stored observations, whatever their priorities."""
-    uniform = dataclasses.replace(replay, exponent=0.0)
-    return lambda key: uniform.sample(buffer, key, batch_size).transition.obs
-
-
-def absorb(
-    archive: Archive, replay: Replay, state: State, emission: Emission, evaluation: Evaluation
-) -> tuple[State, Array, dict[str, Array]]:
-    """The state after the offspring competed and their transitions were stored, and which rows those are [B, T]."""
-    check_results(state, emission, evaluation)
-    transitions, valid = check_transitions(replay, evaluation)
-    offspring, good, counts = screen(emission, evaluation)
-    kept, survived = archive.add(state.archive, offspring)
-    rows = jax.tree.map(lambda x: x.reshape(-1, *x.shape[2:]), transitions)
-    stored = valid & good[:, None]
-    buffer = replay.add(state.replay, rows, stored.reshape(-1))
-    statistics = operator_statistics(emission, evaluation, good, survived)
-    key = jax.random.fold_in(state.key, 2)
-    return State(key, state.generation + 1, kept, buffer, state.learner), stored, counts | statistics
-
-
-def learn(learner: Any, replay: Replay, state: State, updates: Array) -> tuple[State, dict[str, Array]]:
-    """The state after `updates` updates of the only learner that it has."""
-    key = jax.random.fold_in(state.key, 4)
-    learned, buffer, metrics = learner.learn(state.learner, replay, state.replay, key, updates)
-    return state._replace(learner=learned, replay=buffer), metrics
-
-
-def screen(emission: Emission, evaluation: Evaluation) -> tuple[Individuals, Array, dict[str, Array]]:
+def screen(emission: Emission, evaluation: Evaluation, archived: Array) -> tuple[Individuals, Array, dict[str, Array]]:
     """Failed evaluations never improve anything.
 
-    Returns the individuals for the archive (rejected and exploring ones with fitness -inf), which rollouts may be
-    stored [B], and how many were rejected, by the first tensor that was not finite.
+    Returns the individuals for the archive (rejected ones and those that are not `archived` with fitness -inf), which
+    rollouts may be stored [B], and how many were rejected, by the first tensor that was not finite.
     """
     size = len(evaluation.fitness)
-    none = jnp.zeros(size, bool)
     # In the order of cause and effect: a bad genotype makes bad actions, those bad observations, and so on.
     bad = {"genotype": _any_bad(emission.genotypes, size)}
     if evaluation.transitions is not None:
@@ -167,45 +248,39 @@ def screen(emission: Emission, evaluation: Evaluation) -> tuple[Individuals, Arr
         columns = {"observation": (t.obs, t.next_obs, t.contacts), "action": t.action, "reward": (t.reward, t.terminal)}
         bad |= {name: _any_bad(leaves, size, valid) for name, leaves in columns.items()}
     bad |= {"fitness": _any_bad(evaluation.fitness, size), "descriptor": _any_bad(evaluation.descriptor, size)}
-    good = ~functools.reduce(jnp.logical_or, bad.values(), none)
-    archived = good & (emission.provenance.operator != EXPLORE)
-    offspring = Individuals(
+    good = ~functools.reduce(jnp.logical_or, bad.values())
+    individuals = Individuals(
         genotypes=emission.genotypes,
-        fitness=jnp.where(archived, evaluation.fitness, -jnp.inf),
+        fitness=jnp.where(good & archived, evaluation.fitness, -jnp.inf),
         descriptor=jnp.where(good[:, None], evaluation.descriptor, 0.0),
         provenance=emission.provenance,
     )
     # One source for each that is rejected: the first cause.
-    counts, blamed = {"rejected": jnp.sum(~good)}, none
+    failures: dict[str, Array] = {}
+    blamed = jnp.zeros(size, bool)
     for name, those in bad.items():
-        counts[f"rejected_{name}"] = jnp.sum(those & ~blamed)
+        failures[name] = jnp.sum(those & ~blamed)
         blamed |= those
-    return offspring, good, counts
+    return individuals, good, failures
 
 
-def check_results(state: State, emission: Emission, evaluation: Evaluation) -> None:
+def check_results(descriptor_size: int, emission: Emission, evaluation: Evaluation) -> None:
     """Refuse results that are not one for each genotype; only shapes, which are known before anything is computed."""
     size = len(emission.provenance.id)
-    for name, rest in {"fitness": (), "steps": (), "descriptor": state.archive.descriptor.shape[1:]}.items():
+    for name, rest in {"fitness": (), "steps": (), "descriptor": (descriptor_size,)}.items():
         _check_shape(name, getattr(evaluation, name), (size, *rest))
     if evaluation.transitions is not None and evaluation.valid is None:
         raise UserError("valid: missing; expected which steps of each episode were simulated [B, T]")
 
 
-def check_transitions(replay: Replay, evaluation: Evaluation) -> tuple[Transition, Array]:
-    """The episodes and which of their steps count, if they fit the rows of the replay buffer."""
+def check_transitions(columns: Mapping[str, tuple[int, ...]], evaluation: Evaluation) -> tuple[Transition, Array]:
+    """The episodes and which of their steps count, if they have these columns, each by its shape after [B, T]."""
     t, valid = evaluation.transitions, evaluation.valid
     if t is None or valid is None:
         raise UserError("transitions: missing; this algorithm learns from every step of each episode")
-    sizes: dict[str, tuple[int, ...]] = {
-        "obs": (replay.obs_size,),
-        "action": (replay.action_size,),
-        "next_obs": (replay.obs_size,),
-    }
-    sizes |= {"reward": (), "terminal": ()} | ({"contacts": (replay.contacts,)} if replay.contacts else {})
     shape = len(evaluation.fitness), jnp.shape(valid)[-1]
     _check_shape("valid", valid, shape)
-    for name, rest in sizes.items():
+    for name, rest in columns.items():
         _check_shape(f"transitions.{name}", getattr(t, name), (*shape, *rest))
     return t, valid
 
@@ -215,21 +290,8 @@ def _check_shape(name: str, array: Array | None, wanted: tuple[int, ...]) -> Non
         raise UserError(f"{name}: expected shape {wanted}, got {None if array is None else jnp.shape(array)}")
 
 
-def operator_statistics(emission: Emission, evaluation: Evaluation, good: Array, survived: Array) -> dict[str, Array]:
-    """Per operator: how many were tried and survived, their mean fitness and mean gain over the first parent."""
-    out: dict[str, Array] = {}
-    gain = evaluation.fitness - emission.parent_fitness
-    for index, name in enumerate(OPERATORS):
-        mine = (emission.provenance.operator == index) & good
-        out[f"{name}/tried"] = jnp.sum(mine)
-        out[f"{name}/survived"] = jnp.sum(mine & survived)
-        out[f"{name}/fitness"] = jnp.mean(evaluation.fitness, where=mine)
-        out[f"{name}/gain"] = jnp.mean(gain, where=mine & jnp.isfinite(gain))
-    return out
-
-
-def _is_empty(state: State) -> Array:
-    return ~jnp.any(jnp.isfinite(state.archive.fitness))
+def _joined(trees: list[Any]) -> Any:
+    return jax.tree.map(lambda *leaves: jnp.concatenate(leaves), *trees)
 
 
 def _any_bad(tree: Any, size: int, where: Array | None = None) -> Array:

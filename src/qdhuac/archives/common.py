@@ -1,4 +1,4 @@
-"""What every archive shares: empty slots, who may come in, placing and sampling."""
+"""What archives share: empty slots, which individuals are admissible, placing and sampling."""
 
 from __future__ import annotations
 
@@ -36,8 +36,9 @@ def sample(state: Individuals, key: Array, shape: tuple[int, ...], tournament: i
 
 
 def place(state: Individuals, offspring: Individuals, slots: Array) -> Individuals:
-    """The archive with offspring written to their `slots` [B]; those whose slot is out of range are dropped.
+    """The archive with offspring written to their `slots` [B]; those whose slot is -1 are dropped.
 
     A scatter rather than a gather of all survivors: where the state is donated, only the newcomers are copied.
     """
-    return jax.tree.map(lambda old, new: old.at[slots].set(new, mode="drop"), state, offspring)
+    beyond = jnp.where(slots < 0, len(state.fitness), slots)  # a negative index would count from the end
+    return jax.tree.map(lambda old, new: old.at[beyond].set(new, mode="drop"), state, offspring)

@@ -8,6 +8,7 @@ import jax
 import jax.numpy as jnp
 
 from qdhuac.archives.common import admissible, empty, place
+from qdhuac.config import ArchiveConfig
 from qdhuac.types import Array, Individuals
 
 BLOCK = 512  # rows of the distance matrix held at once
@@ -71,7 +72,7 @@ class DominatedNoveltyArchive:
         return empty(example, self.capacity)
 
     def add(self, state: Individuals, offspring: Individuals) -> tuple[Individuals, Array]:
-        """The best scored of archive and offspring together, and which offspring are among them [B].
+        """The best scored of archive and offspring together, and the slots of the offspring among them [B], else -1.
 
         Who stays keeps its slot; newcomers take the first free slots. Of equal scores the archive's members come first.
         """
@@ -87,4 +88,10 @@ class DominatedNoveltyArchive:
         free = ~kept[: self.capacity] | ~jnp.isfinite(state.fitness)
         (slots,) = jnp.nonzero(free, size=len(survived), fill_value=self.capacity)
         turn = jnp.cumsum(survived) - 1  # the newcomer's place in the queue for free slots
-        return place(state, offspring, jnp.where(survived, slots[turn], self.capacity)), survived
+        taken = jnp.where(survived, slots[turn], -1).astype(jnp.int32)
+        return place(state, offspring, taken), taken
+
+
+def build(config: ArchiveConfig, bounds: object) -> DominatedNoveltyArchive:
+    """The archive that a configuration asks for; it needs no bounds."""
+    return DominatedNoveltyArchive(config.capacity, config.neighbours)

@@ -13,6 +13,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from qdhuac.archives.common import admissible, empty, place
+from qdhuac.config import ArchiveConfig
 from qdhuac.types import Array, Individuals
 
 
@@ -67,7 +68,10 @@ class GridArchive:
         return empty(example, self.capacity)
 
     def add(self, state: Individuals, offspring: Individuals) -> tuple[Individuals, Array]:
-        """The best offspring of a cell replaces a strictly less fit occupant; of equals the earlier one wins."""
+        """The best offspring of a cell replaces a strictly less fit occupant; of equals the earlier one wins.
+
+        Also the cell of each offspring that came in [B], -1 for the others.
+        """
         cell = self.cells(offspring.descriptor)
         fitness = jnp.where(admissible(offspring.fitness, offspring.descriptor), offspring.fitness, -jnp.inf)
         best = state.fitness.at[cell].max(fitness)
@@ -75,7 +79,18 @@ class GridArchive:
         turn = jnp.arange(len(cell))
         first = jnp.full(self.capacity, len(cell)).at[cell].min(jnp.where(contender, turn, len(cell)))
         survived = contender & (first[cell] == turn)
-        return place(state, offspring, jnp.where(survived, cell, self.capacity)), survived
+        taken = jnp.where(survived, cell, -1).astype(jnp.int32)
+        return place(state, offspring, taken), taken
+
+
+def build_regular(config: ArchiveConfig, bounds: tuple[Sequence[float], Sequence[float]]) -> GridArchive:
+    """The regular grid that a configuration asks for."""
+    return GridArchive.regular(config.capacity, *bounds)
+
+
+def build_cvt(config: ArchiveConfig, bounds: tuple[Sequence[float], Sequence[float]]) -> GridArchive:
+    """The CVT cells that a configuration asks for."""
+    return GridArchive.cvt(config.capacity, *bounds)
 
 
 @functools.lru_cache(maxsize=16)

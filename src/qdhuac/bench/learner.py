@@ -111,9 +111,9 @@ def measure() -> Iterator[Result]:
 
 def build(settings: Config) -> tuple[TargetFreeLearner, Replay]:
     """Learner and replay buffer as a run on HalfCheetah has them."""
-    critic = settings.critic.on_support(*SPECS["halfcheetah"].support)
-    learner = TargetFreeLearner(Policy(OBS, ACTIONS, settings.policy.hidden), critic, settings.learner)
-    return learner, Replay.of(settings.replay, OBS, ACTIONS)
+    critic = settings.settings.critic.on_support(*SPECS["halfcheetah"].support)
+    learner = TargetFreeLearner(Policy(OBS, ACTIONS, settings.policy.hidden), critic, settings.settings.learner)
+    return learner, Replay.of(settings.settings.replay, OBS, ACTIONS)
 
 
 def _measure(case: str, settings: Config) -> Iterator[Result]:

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from qdhuac import __version__, config, presets
+from qdhuac.algorithms import specs
 from qdhuac.config import Config
 from qdhuac.errors import RunFailed, UserError
 from qdhuac.studies.catalogue import MOST_SEEDS, SCALES, STUDIES
@@ -99,7 +100,7 @@ def evaluate(arguments: argparse.Namespace) -> int:
         task,
         genotypes,
         episodes=episodes,
-        batch_size=settings.emitter.batch_size,
+        batch_size=getattr(settings.settings.emitter, "batch_size", 10),
         seed=seed,
     )
     summary = evaluation.summarise(task, arrays, fitness, descriptor)
@@ -427,8 +428,8 @@ def _parser() -> Parser:
     settings = "KEY=VALUE"
     sub = command("train", train, "start a new run")
     sub.add_argument("--task", help=f"default {Config().task.name}; one of: {', '.join(config.TASKS)}")
-    sub.add_argument("--algorithm", default=Config().algorithm, help=f"one of: {', '.join(config.ALGORITHMS)}")
-    sub.add_argument("--preset", default=Config().preset, help=f"one of: {', '.join(presets.PRESETS)}")
+    sub.add_argument("--algorithm", default=Config().algorithm, help=f"one of: {', '.join(specs.ALGORITHMS)}")
+    sub.add_argument("--preset", default=Config().preset, help=f"one of: {', '.join(specs.preset_names())}")
     sub.add_argument("--backend", help=f"physics; default {Config().task.backend}; of: {', '.join(config.BACKENDS)}")
     sub.add_argument("--seed", metavar="N", help="seed of everything random, default 0")
     sub.add_argument("--seeds", metavar="N", help="N runs side by side in one program, from that seed on")

@@ -1,46 +1,109 @@
-"""Gradient mutation: a few Adam steps of each parent up the critic's mean value."""
+"""Gradient children: a few Adam steps of each parent up the critic's mean value."""
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import optax
 
+from qdhuac.archives.common import sample
+from qdhuac.emitters.base import Offspring, Seen, Stateless, one_parent
+from qdhuac.learning.policy import Policy
+from qdhuac.learning.replay import Replay, ReplayState
 from qdhuac.types import Array, Genotype
 
 AT_ONCE = 32  # parents; each has its own minibatch in the critic, which for thousands would fill the memory
+
+
+@dataclasses.dataclass(frozen=True)
+class GradientChildren(Stateless):
+    """Children of uniformly drawn parents, on minibatches of states that are drawn uniformly, not by priority.
+
+    `value(learner, obs, action)` [B] is what they climb.
+    """
+
+    value: Callable[[Any, Array, Array], Array]
+    policy: Policy
+    replay: Replay
+    batch_size: int
+    steps: int
+    learning_rate: float
+    name: str = "gradient"
+    legacy: tuple[int, int, int, int] = (0, 0, 0, 0)
+
+    def ask(self, key: Array, state: tuple[()], seen: Seen, n: int) -> Offspring:
+        """`n` children."""
+        if self.legacy[0]:
+            parts, which, total, start = self.legacy
+            keys = jax.random.split(key, parts)
+            key_parents, key_states = keys[0], keys[which]
+            parents = sample(seen.archive, key_parents, (total,))[start : start + n]
+        else:
+            key_parents, key_states = jax.random.split(key)
+            parents = sample(seen.archive, key_parents, (n,))
+
+        def value(genotype: Genotype, obs: Array, _: tuple[()]) -> Array:
+            return jnp.mean(self.value(seen.learner, obs, self.policy.act(genotype, obs)))
+
+        children = gradient_mutation(
+            key_states,
+            jax.tree.map(lambda x: x[parents], seen.archive.genotypes),
+            uniform_observations(self.replay, seen.replay, self.batch_size),
+            value,
+            steps=steps_if_any(seen, self.steps),
+            learning_rate=self.learning_rate,
+        )
+        return Offspring(children, one_parent(parents))
+
+
+def uniform_observations(replay: Replay, buffer: ReplayState, batch_size: int) -> Callable[[Array], Array]:
+    """A function from a key to a minibatch of stored observations, whatever their priorities."""
+    uniform = dataclasses.replace(replay, exponent=0.0)
+    return lambda key: uniform.sample(buffer, key, batch_size).transition.obs
+
+
+def steps_if_any(seen: Seen, steps: int) -> Array:
+    """No steps while the archive is empty: what is made of its slots is replaced by fresh genotypes anyway."""
+    return jnp.where(jnp.any(jnp.isfinite(seen.archive.fitness)), steps, 0)
 
 
 def gradient_mutation(
     key: Array,
     parents: Genotype,
     observe: Callable[[Array], Array],
-    value: Callable[[Genotype, Array], Array],
+    value: Callable[[Genotype, Array, Any], Array],
+    context: Any = (),
     *,
     steps: int | Array,
     learning_rate: float,
+    legacy: bool = False,
 ) -> Genotype:
     """Children of `parents` (leaves [n, ...]): `steps` Adam steps each, every parent with a fresh optimiser.
 
-    `observe(key)` draws a minibatch of observations, `value(genotype, observations)` is what a step on it ascends.
+    `observe(key)` draws a minibatch of observations; `value(genotype, observations, context)` is what a step on it
+    ascends, where `context` (leaves [n, ...]) is what each parent brings along.
     """
     adam = optax.adam(learning_rate)
-    descend = jax.grad(lambda genotype, obs: -value(genotype, obs))
+    descend = jax.grad(lambda genotype, obs, context: -value(genotype, obs, context))
 
-    def mutate(key: Array, genotype: Genotype) -> Genotype:
+    def mutate(key: Array, genotype: Genotype, context: Any) -> Genotype:
         def step(i: Array, carry: Any) -> Any:
             genotype, optimiser = carry
             # Drawn here, step by step: all at once, a thousand minibatches would be far larger than the parents.
             obs = observe(jax.random.fold_in(key, i))
-            updates, optimiser = adam.update(descend(genotype, obs), optimiser)
+            updates, optimiser = adam.update(descend(genotype, obs, context), optimiser)
             return optax.apply_updates(genotype, updates), optimiser
 
         return jax.lax.fori_loop(0, steps, step, (genotype, adam.init(genotype)))[0]
 
     size = len(jax.tree.leaves(parents)[0])
     keys = jax.random.split(key, size)
+    if legacy:
+        keys = jax.vmap(lambda k: jax.random.split(k, 1)[0])(keys)
     if size <= AT_ONCE:
-        return jax.vmap(mutate)(keys, parents)
-    return jax.lax.map(lambda one: mutate(*one), (keys, parents), batch_size=AT_ONCE)
+        return jax.vmap(mutate)(keys, parents, context)
+    return jax.lax.map(lambda one: mutate(*one), (keys, parents, context), batch_size=AT_ONCE)

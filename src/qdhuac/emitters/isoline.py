@@ -2,10 +2,36 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 import jax
 import numpy as np
 
+from qdhuac.archives.common import sample
+from qdhuac.emitters.base import Offspring, Seen, Stateless
 from qdhuac.types import Array, Genotype
+
+
+@dataclasses.dataclass(frozen=True)
+class IsoLine(Stateless):
+    """Children of random pairs of the archive; with a `tournament`, of pairs that each won one of so many."""
+
+    sigma_iso: float = 0.005
+    sigma_line: float = 0.1
+    tournament: int = 1
+    name: str = "isoline"
+    legacy: int = 0
+
+    def ask(self, key: Array, state: tuple[()], seen: Seen, n: int) -> Offspring:
+        """`n` children."""
+        if self.legacy:
+            key_noise, key_parents = jax.random.split(jax.random.split(key, self.legacy)[1])
+        else:
+            key_parents, key_noise = jax.random.split(key)
+        parents = sample(seen.archive, key_parents, (n, 2), self.tournament)
+        genotypes = seen.archive.genotypes
+        children = isoline(key_noise, genotypes, parents, sigma_iso=self.sigma_iso, sigma_line=self.sigma_line)
+        return Offspring(children, parents)
 
 
 def isoline(key: Array, genotypes: Genotype, parents: Array, *, sigma_iso: float, sigma_line: float) -> Genotype:

@@ -7,14 +7,15 @@ beside the agents' true discounted returns. All numbers are in raw units (not ti
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, NamedTuple
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import optax
 
 from qdhuac.learning.critic import Params, Stats
-from qdhuac.types import EXPLORE, Array, Emission, Evaluation, Individuals
+from qdhuac.types import Array, Evaluation, Metrics, Told
 
 if TYPE_CHECKING:
     from qdhuac.learning.target_free import LearnerState, TargetFreeLearner
@@ -33,14 +34,9 @@ class Probe(NamedTuple):
     returns: Array  # [N] of the first state, nan where the slot is empty
 
 
-def init(critics: tuple[Params, ...], stats: tuple[Stats, ...]) -> Probe:
-    """A shadow that agrees with the critics. The archive's size is not known yet: see `sized`."""
-    return Probe(jax.tree.map(jnp.copy, critics), jax.tree.map(jnp.copy, stats), jnp.zeros(0))
-
-
-def sized(probe: Probe, capacity: int) -> Probe:
-    """The probe of an empty archive with so many slots."""
-    return probe._replace(returns=jnp.full(capacity, jnp.nan))
+def init(critics: tuple[Params, ...], stats: tuple[Stats, ...], slots: int) -> Probe:
+    """A shadow that agrees with the critics, beside an empty archive with so many slots."""
+    return Probe(jax.tree.map(jnp.copy, critics), jax.tree.map(jnp.copy, stats), jnp.full(slots, jnp.nan))
 
 
 def follow(probe: Probe, critics: tuple[Params, ...], stats: tuple[Stats, ...]) -> Probe:
@@ -51,13 +47,18 @@ def follow(probe: Probe, critics: tuple[Params, ...], stats: tuple[Stats, ...]) 
     )
 
 
-def observe(
-    learner: TargetFreeLearner,
-    state: LearnerState,
-    emission: Emission,
-    evaluation: Evaluation,
-    good: Array,
-) -> dict[str, Array]:
+def observer(learner: TargetFreeLearner) -> Callable[..., tuple[LearnerState, Metrics]]:
+    """What a learner with a probe does with each evaluation: compare predictions, then remember the returns."""
+
+    def observe(state: Any, evaluation: Evaluation, told: Told, stored: Array) -> tuple[LearnerState, Metrics]:
+        metrics = compare(learner, state, evaluation, told)
+        seen = remember(state.probe, evaluation, told, learner.config.discount)
+        return state._replace(probe=seen), metrics
+
+    return observe
+
+
+def compare(learner: TargetFreeLearner, state: LearnerState, evaluation: Evaluation, told: Told) -> Metrics:
     """Predictions of critics and shadow for the batch, and how often each misses an agent that is among the best.
 
     The threshold is the archive's 90th percentile of discounted returns before the batch competes for it.
@@ -68,7 +69,7 @@ def observe(
     assert valid is not None
     scale = learner.config.reward_scale
     shadow = state._replace(critics=probe.critics, stats=probe.stats)
-    agents = good & (emission.provenance.operator != EXPLORE)
+    agents = jnp.isfinite(told.individuals.fitness)
     returns = discounted(transitions.reward, transitions.terminal, valid, learner.config.discount)  # [B, T]
 
     def predict(times: Array) -> tuple[Array, Array]:
@@ -82,34 +83,34 @@ def observe(
     fitness = jnp.where(agents, evaluation.fitness, -jnp.inf)
     top = agents & (jnp.argsort(jnp.argsort(-fitness)) < TOP)
     half = max(1, returns.shape[1] // 2)
-    out = {"probe_threshold": threshold}
+    means, sums = {"probe_threshold": threshold}, dict[str, Array]()
     for name, times in (("", jnp.arange(1)), ("path_", jnp.arange(0, half, max(1, half // POINTS)))):
         q, lagging = predict(times)
         truth, counted = returns[:, times], valid[:, times] & top[:, None]
         # Of the whole batch at the start, of the best agents along their way.
         high = (truth > threshold) & valid[:, times] & (agents if name == "" else top)[:, None]
-        out |= {
+        means |= {
             f"probe_{name}return": jnp.mean(truth, where=counted),
             f"probe_{name}q": jnp.mean(q, where=counted),
             f"probe_{name}q_shadow": jnp.mean(lagging, where=counted),
             f"probe_{name}gap": jnp.mean(q - lagging, where=counted),
+        }
+        sums |= {
             f"probe_{name}high": jnp.sum(high),
             f"probe_{name}missed": jnp.sum(high & (q < threshold)),
             f"probe_{name}missed_shadow": jnp.sum(high & (lagging < threshold)),
         }
-    return out
+    return Metrics(means, sums, {})
 
 
-def remember(probe: Probe, archive: Individuals, emission: Emission, evaluation: Evaluation, discount: float) -> Probe:
-    """The returns of the archive's slots after the batch competed: whoever stayed kept its slot."""
+def remember(probe: Probe, evaluation: Evaluation, told: Told, discount: float) -> Probe:
+    """The returns of the archive's slots after the batch competed: an individual that stayed kept its slot."""
     t = evaluation.transitions
     assert t is not None
     assert evaluation.valid is not None
     first = discounted(t.reward, t.terminal, evaluation.valid, discount)[:, 0]
-    place = archive.provenance.id - emission.provenance.id[0]  # ids of a batch are consecutive
-    new = (place >= 0) & (place < len(first))
-    returns = jnp.where(new, first[jnp.clip(place, 0, len(first) - 1)], probe.returns)
-    return probe._replace(returns=jnp.where(jnp.isfinite(archive.fitness), returns, jnp.nan))
+    slots = jnp.where(told.slots < 0, len(probe.returns), told.slots)
+    return probe._replace(returns=probe.returns.at[slots].set(first, mode="drop"))
 
 
 def discounted(reward: Array, terminal: Array, valid: Array, discount: float) -> Array:

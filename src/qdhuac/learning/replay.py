@@ -50,6 +50,12 @@ class Replay:
         return cls(config.capacity, obs_size, action_size, config.priority_exponent, config.importance_beta, contacts)
 
     @property
+    def columns(self) -> dict[str, tuple[int, ...]]:
+        """The columns of a transition by name, each with the shape of one entry."""
+        sizes = {"obs": (self.obs_size,), "action": (self.action_size,), "next_obs": (self.obs_size,)}
+        return {**sizes, "reward": (), "terminal": (), **({"contacts": (self.contacts,)} if self.contacts else {})}
+
+    @property
     def row_size(self) -> int:
         return 2 * self.obs_size + self.action_size + 2 + self.contacts
 

@@ -19,8 +19,8 @@ from qdhuac.learning.critic import Critic, Params, Stats
 from qdhuac.learning.policy import Layer, Policy
 from qdhuac.learning.probe import Probe
 from qdhuac.learning.replay import Batch, Replay, ReplayState
-from qdhuac.learning.updates import Metrics, guard, run
-from qdhuac.types import Array, Genotype
+from qdhuac.learning.updates import Means, guard, run
+from qdhuac.types import Array, Genotype, Metrics
 
 
 class Actor(NamedTuple):
@@ -48,6 +48,7 @@ class TargetFreeLearner:
     policy: Policy
     critic_config: CriticConfig
     config: LearnerConfig
+    slots: int = 0  # of the archive whose returns a probe keeps
 
     @property
     def scalar(self) -> bool:
@@ -99,13 +100,13 @@ class TargetFreeLearner:
             actor_optimiser=self._adam(self.config.actor_learning_rate).init(actor),
             temperature_optimiser=self._adam(self.config.temperature_learning_rate).init(log_temperature),
             updates=jnp.int32(0),
-            probe=probe.init(critics, stats) if self.config.probe else None,
+            probe=probe.init(critics, stats, self.slots) if self.config.probe else None,
         )
 
     def learn(
         self, state: LearnerState, replay: Replay, buffer: ReplayState, key: Array, updates: Array
     ) -> tuple[LearnerState, ReplayState, Metrics]:
-        """`updates` updates from the buffer; metrics are means over those not skipped, `count_*` are sums."""
+        """`updates` updates from the buffer."""
         return run(self.update, state, replay, buffer, key, updates, self.config.batch_size)
 
     def update(self, state: LearnerState, batch: Batch, key: Array) -> tuple[LearnerState, Array, Metrics]:
@@ -145,7 +146,7 @@ class TargetFreeLearner:
 
     def critic_loss(
         self, critics: tuple[Params, ...], state: LearnerState, batch: Batch, key: Array
-    ) -> tuple[Array, tuple[tuple[Stats, ...], Array, Metrics]]:
+    ) -> tuple[Array, tuple[tuple[Stats, ...], Array, Means]]:
         """Cross-entropy to the projected target of the critic with the lower mean (Algorithm 1, lines 11-12)."""
         t, size = batch.transition, len(batch.weights)
         noise = jax.random.normal(key, t.action.shape)
@@ -184,7 +185,7 @@ class TargetFreeLearner:
 
     def _cross_entropy(
         self, logits: Array, next_logits: Array, shift: Array, discount: Array
-    ) -> tuple[Array, Array, Metrics]:
+    ) -> tuple[Array, Array, Means]:
         """Losses [critics, B], the target's means [B], and how much of the target was clipped."""
         next_p, atoms = jax.nn.softmax(next_logits), self.atoms
         lower = jnp.argmin(categorical.mean(next_p, atoms), axis=0)  # [B]
@@ -196,7 +197,7 @@ class TargetFreeLearner:
 
     def _squared_error(
         self, values: Array, next_values: Array, shift: Array, discount: Array
-    ) -> tuple[Array, Array, Metrics]:
+    ) -> tuple[Array, Array, Means]:
         """The same for scalar critics, whose targets nothing clips."""
         target = jax.lax.stop_gradient(shift + discount * jnp.min(self._mean(next_values), axis=0))
         return jnp.square(self._mean(values) - target), target, {}
@@ -217,13 +218,21 @@ class TargetFreeLearner:
             axis=0,
         )
 
+    def injected(self, state: LearnerState) -> Genotype:
+        """The actor as a genotype: without its log-std head."""
+        return state.actor.policy
+
+    def head(self, state: LearnerState) -> Layer:
+        """The actor's log-std head, with which it explores."""
+        return state.actor.head
+
     def actor_loss(self, actor: Actor, state: LearnerState, obs: Array, noise: Array) -> tuple[Array, Array]:
         """``alpha log pi - E[Z]`` (Algorithm 1, lines 13-14), and the entropy estimate."""
         action, log_prob = self.policy.sample(*actor, obs, noise)
         value = self.value(state, obs, action)
         return jnp.mean(jnp.exp(state.log_temperature) * log_prob - value), -jnp.mean(log_prob)
 
-    def _update_actor(self, state: LearnerState, batch: Batch, key: Array) -> tuple[LearnerState, Metrics]:
+    def _update_actor(self, state: LearnerState, batch: Batch, key: Array) -> tuple[LearnerState, Means]:
         noise = jax.random.normal(key, batch.transition.action.shape)
         (_, entropy), grad = jax.value_and_grad(self.actor_loss, has_aux=True)(
             state.actor, state, batch.transition.obs, noise
@@ -264,7 +273,7 @@ class TargetFreeLearner:
     def _adam(self, learning_rate: float) -> optax.GradientTransformation:
         return optax.adam(learning_rate)
 
-    def _no_actor_metrics(self) -> Metrics:
+    def _no_actor_metrics(self) -> Means:
         return {"actor_gradient_norm": jnp.float32(0), "entropy": jnp.float32(0)}
 
 

@@ -16,11 +16,11 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from qdhuac.config import CriticConfig, LearnerConfig
+from qdhuac.config import MLPCriticConfig, TD3Config
 from qdhuac.learning.policy import Policy
 from qdhuac.learning.replay import Batch, Replay, ReplayState
-from qdhuac.learning.updates import Metrics, guard, run
-from qdhuac.types import Array, Genotype, Transition
+from qdhuac.learning.updates import Means, guard, run
+from qdhuac.types import Array, Genotype, Metrics, Transition
 
 Params = Any
 
@@ -40,8 +40,8 @@ class TD3Learner:
     """The learner's shapes and constants. Values inside are in units of reward * reward_scale."""
 
     policy: Policy
-    critic_config: CriticConfig
-    config: LearnerConfig
+    critic_config: MLPCriticConfig
+    config: TD3Config
 
     @property
     def critic(self) -> Policy:
@@ -118,7 +118,7 @@ class TD3Learner:
 
     def critic_loss(
         self, critics: tuple[Params, ...], state: TD3State, batch: Batch, key: Array
-    ) -> tuple[Array, tuple[Array, Metrics]]:
+    ) -> tuple[Array, tuple[Array, Means]]:
         """Squared error of every critic to the common target, summed over the critics."""
         t = batch.transition
         target = jax.lax.stop_gradient(self.target(state, t, key))
@@ -144,6 +144,10 @@ class TD3Learner:
     def value(self, state: TD3State, obs: Array, action: Array) -> Array:
         """What actor and gradient mutations climb: the first critic, in scaled units. [B]"""
         return self.q(state.critics[:1], obs, action)[0]
+
+    def injected(self, state: TD3State) -> Genotype:
+        """The greedy actor as a genotype."""
+        return state.actor
 
     def _update_actor(self, state: TD3State, obs: Array) -> tuple[TD3State, Array]:
         def loss(actor: Genotype) -> Array:

@@ -1,4 +1,4 @@
-"""What all learners do alike: the loop over minibatches, and the guard against updates that are not finite."""
+"""What learners share: the loop over minibatches, and the guard against updates that are not finite."""
 
 from __future__ import annotations
 
@@ -10,18 +10,19 @@ import jax.numpy as jnp
 
 from qdhuac.learning.replay import Batch, Replay, ReplayState
 from qdhuac.sharding import spread
-from qdhuac.types import Array
+from qdhuac.types import Array, Metrics
 
-Metrics = dict[str, Array]
+Means = dict[str, Array]  # what one update reports
 Update = Callable[[Any, Batch, Array], tuple[Any, Array, Metrics]]
 
 
 def run(
     update: Update, state: Any, replay: Replay, buffer: ReplayState, key: Array, updates: Array, batch_size: int
 ) -> tuple[Any, ReplayState, Metrics]:
-    """`updates` updates from the buffer; metrics are means over those not skipped, `count_*` are sums.
+    """`updates` updates from the buffer, and their metrics: means over the updates that were not skipped.
 
-    `update(state, batch, key)` returns the new state, whose `updates` has gone up by one, priorities [B] and metrics.
+    `update(state, batch, key)` returns the new state, whose `updates` has gone up by one, priorities [B] and metrics;
+    their failures are updates that were skipped.
     """
 
     def body(_: Array, carry: Any) -> Any:
@@ -38,27 +39,29 @@ def run(
     # Nothing is stored while every evaluation is rejected: then there is nothing to learn from.
     updates = jnp.where(buffer.size > 0, updates, 0)
     state, buffer, total = jax.lax.fori_loop(0, updates, body, (state, buffer, total))
-    done = updates - sum(v for k, v in total.items() if k.startswith("count_"))
-    return state, buffer, {k: v if k.startswith("count_") else v / done for k, v in total.items()}
+    done = updates - sum(total.failures.values())
+    return state, buffer, total._replace(means={name: value / done for name, value in total.means.items()})
 
 
 def guard(
-    old: Any, new: Any, batch: Batch, priorities: Array, metrics: Metrics, statistics: Any = ()
+    old: Any, new: Any, batch: Batch, priorities: Array, means: Means, statistics: Any = ()
 ) -> tuple[Any, Array, Metrics]:
     """What an update returns: with anything non-finite in it, it changes nothing but its counter."""
     good_batch = _finite(batch.transition)
-    critic = (metrics["critic_gradient_norm"], metrics["critic_loss"], statistics)
-    good_critic, good_actor = _finite(critic), jnp.isfinite(metrics["actor_gradient_norm"])
+    critic = (means["critic_gradient_norm"], means["critic_loss"], statistics)
+    good_critic, good_actor = _finite(critic), jnp.isfinite(means["actor_gradient_norm"])
     good_priorities = _finite(priorities)
     good = good_critic & good_actor & good_priorities
     state = jax.tree.map(lambda x, y: jnp.where(good, x, y), new, old)
-    metrics = {k: jnp.where(good, v, 0.0) for k, v in metrics.items()}
-    metrics |= {
-        "count_skipped_batch": (~good & ~good_batch).astype(jnp.int32),
-        "count_skipped_critic": (good_batch & ~good_critic).astype(jnp.int32),
-        "count_skipped_actor": (good_batch & good_critic & ~good_actor).astype(jnp.int32),
-        "count_skipped_priorities": (good_batch & good_critic & good_actor & ~good_priorities).astype(jnp.int32),
+    means = {name: jnp.where(good, value, 0.0) for name, value in means.items()}
+    skipped = {
+        "batch": ~good & ~good_batch,
+        "critic": good_batch & ~good_critic,
+        "actor": good_batch & good_critic & ~good_actor,
+        "priorities": good_batch & good_critic & good_actor & ~good_priorities,
     }
+    failures = {name: flag.astype(jnp.int32) for name, flag in skipped.items()}
+    metrics = Metrics(means, {}, failures)
     return state._replace(updates=old.updates + 1), jnp.where(good, priorities, jnp.nan), metrics
 
 

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from qdhuac import config as configuration
+from qdhuac.algorithms import specs
 from qdhuac.config import Config
 from qdhuac.errors import RunFailed, UserError
 from qdhuac.store import checkpoint
@@ -241,7 +242,7 @@ def _verified(data: bytes, where: str) -> Config | None:
     if not found or checksum != b"%s\n" % hashlib.sha256(body).hexdigest().encode():
         return None
     try:
-        return configuration.from_toml(body.decode(), where)
+        return specs.from_toml(body.decode(), where)
     except UnicodeDecodeError:
         raise UserError(f"{where}: not text") from None
 

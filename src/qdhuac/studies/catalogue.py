@@ -99,16 +99,10 @@ def runs(name: str, scale: str, seeds: int) -> list[Run]:
 
 
 def fingerprint(settings: Config) -> str:
-    """SHA-256 of what differs from the defaults, the goal left out; a new key with a default changes nothing."""
-    plain, default = config.to_dict(settings), config.to_dict(Config())
-    values = {
-        f"{section}.{key}": value
-        for section, keys in plain.items()
-        for key, value in (keys.items() if isinstance(keys, dict) else [("", keys)])
-        if section != "preset"
-        if f"{section}.{key}" not in ("run.env_steps", "run.generations")
-        if repr(value) != repr(default[section][key] if key else default[section])  # repr: nan is not equal to nan
-    }
+    """SHA-256 of a configuration without its goal and the name of its preset."""
+    values = config.to_dict(settings)
+    del values["preset"]
+    values["run"] = {k: v for k, v in values["run"].items() if k not in ("env_steps", "generations")}
     return hashlib.sha256(json.dumps(values, sort_keys=True).encode()).hexdigest()
 
 
@@ -118,11 +112,10 @@ def arguments(run: Run) -> list[str]:
     out = ["--task", run.task, "--algorithm", settings.algorithm, "--preset", settings.preset]
     out += ["--seed", str(run.seed), "--env-steps", str(settings.run.env_steps)]
     changed = []
-    for key in sorted(config.keys()):
-        section, _, leaf = key.rpartition(".")
-        if not section or key in ("task.name", "run.seed", "run.env_steps", "run.generations"):
+    for key in sorted(config.keys(settings)):
+        if "." not in key or key in ("task.name", "run.seed", "run.env_steps", "run.generations"):
             continue
-        value, before = (getattr(getattr(c, section), leaf) for c in (settings, start))
+        value, before = (config.get(c, key) for c in (settings, start))
         if repr(value) != repr(before):
             changed.append(f"{key}={json.dumps(value)}")
     return [*out, "--set", *changed] if changed else out
@@ -217,8 +210,8 @@ def _target(scale: str) -> Study:
 
 
 def _components(scale: str) -> Study:
-    start = presets.make("qdhuac", scale).emitter.exploration_rollouts
-    critics = presets.make("qdhuac", scale).critic.critics
+    start = presets.make("qdhuac", scale).settings.emitter.exploration_rollouts
+    critics = presets.make("qdhuac", scale).settings.critic.critics
     settings = (
         _REFERENCE,
         Setting("scalar critic", changes={"critic.kind": "scalar"}),

@@ -10,12 +10,15 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from qdhuac.config import BASELINES, LEARNING_ALGORITHMS, Config
+from qdhuac.config import Config
 from qdhuac.store.run_folder import METRICS
 from qdhuac.studies import local as jobs
 from qdhuac.studies.catalogue import Run, arguments
 from qdhuac.studies.folder import FINISHED, Found
 from qdhuac.text import duration
+
+BASELINES = ("pga_me", "qd_pg", "dcrl_me")
+LEARNING_ALGORITHMS = ("qdhuac", *BASELINES)
 
 INPUTS = {"hopper": 14, "walker2d": 23, "halfcheetah": 23, "ant": 35, "humanoid": 261}  # observation and action
 START = 25.0  # seconds of a process before its first generation: imports and compilation
@@ -50,19 +53,23 @@ def work(config: Config) -> float:
     """Multiplications of one update, up to a factor: what makes one configuration slower than another."""
     if config.algorithm not in LEARNING_ALGORITHMS:
         return 0.0
-    c, first, policy = config.critic, INPUTS[config.task.name], config.policy.hidden
-    layers = c.blocks - 1 if c.kind == "mlp" else 2 * c.blocks
-    critic = first * c.width + layers * c.width**2 + c.width * (c.atoms if c.kind == "categorical" else 1)
+    c, first, policy = config.settings.critic, INPUTS[config.task.name], config.policy.hidden
+    layers = c.blocks - 1 if config.algorithm != "qdhuac" else 2 * c.blocks
+    critic = (
+        first * c.width
+        + layers * c.width**2
+        + c.width * (c.atoms if config.algorithm == "qdhuac" and c.kind == "categorical" else 1)
+    )
     actor = first * policy[0] + sum(a * b for a, b in itertools.pairwise(policy))
     learners = 2 if config.algorithm == "qd_pg" else 1
-    lagging = 1.25 if config.learner.target_tau and config.algorithm == "qdhuac" else 1.0
-    return learners * config.learner.batch_size * (c.critics * critic * lagging + 0.5 * actor)
+    lagging = 1.25 if config.settings.learner.target_tau and config.algorithm == "qdhuac" else 1.0
+    return learners * config.settings.learner.batch_size * (c.critics * critic * lagging + 0.5 * actor)
 
 
 def updates(run: Run) -> int:
     """Learner updates of a whole run."""
     learns = run.config.algorithm in LEARNING_ALGORITHMS
-    return int(run.config.learner.utd * run.config.run.env_steps) if learns else 0
+    return int(run.config.settings.learner.utd * run.config.run.env_steps) if learns else 0
 
 
 def sample(config: Config, rows: Sequence[Mapping[str, Any]]) -> Sample | None:
@@ -119,7 +126,7 @@ def samples(
             # Mutations are asked for once per generation, which is shorter here; where robots fall it always is.
             falls = run.config.task.after_termination == "stop" and run.task != "halfcheetah"
             many = 1.0 if falls else CALIBRATION["task.episode_length"] / run.config.task.episode_length
-            many *= run.config.emitter.gradient_steps / GRADIENT_STEPS if measured.work else 1.0
+            many *= run.config.settings.emitter.gradient_steps / GRADIENT_STEPS if measured.work else 1.0
             have.append(dataclasses.replace(measured, ask=many * measured.ask))
     return have
 

@@ -127,7 +127,7 @@ def look(root: Path, run: Run) -> Found:
         changed = next(b for a, b in zip(ours.splitlines(), same.splitlines(), strict=True) if a != b)
         raise UserError(f"{path}: not the run that the study asks for ({run.name}): it has {changed}")
     rows = folder.read_metrics()
-    _check(path, rows, NEEDED + PROBED * run.config.learner.probe)
+    _check(path, rows, NEEDED + PROBED * getattr(getattr(run.config.settings, "learner", None), "probe", False))
     done = bool(rows) and rows[-1]["env_steps"] >= run.config.run.env_steps
     # The report comes last: a run that was killed before it may lack its last checkpoint and repertoire.
     whole = (path / REPORT).exists() or not folder.checkpoints.exists()

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from qdhuac import config
+from qdhuac.algorithms import specs
 from qdhuac.config import Config
 from qdhuac.environment import versions
 from qdhuac.errors import RunFailed, UserError
@@ -47,9 +48,7 @@ def train(
             path = Path(stack.enter_context(tempfile.TemporaryDirectory())) / "run"
         wanted = {path: settings}
         if seeds is not None:
-            each = [
-                config.validate(config.replace(settings, {"run.seed": settings.run.seed + i})) for i in range(seeds)
-            ]
+            each = [specs.validate(config.replace(settings, {"run.seed": settings.run.seed + i})) for i in range(seeds)]
             wanted = {path / f"{SEED}{one.run.seed}": one for one in each}
             if os.path.lexists(path):
                 raise UserError(f"--run-dir {path}: exists already; name a new folder, or: qdhuac resume {path}")
@@ -78,7 +77,6 @@ def resume(
     task: Any = None,
 ) -> int:
     """Go on with a run, or with several that were started side by side; `check` may refuse. Returns the exit code."""
-    check_changes(changes)
     with contextlib.ExitStack() as stack:
         if process.rank:
             RunDir.open((_side_by_side(path) or [path])[0])  # there is one
@@ -108,19 +106,20 @@ def _side_by_side(path: Path) -> list[Path]:
 
 def _changed(folders: Sequence[RunDir], changes: dict[str, Any]) -> list[Config]:
     """The configurations that runs go on with; refused if that leaves nothing to do in any of them."""
-    settings = [config.validate(config.replace(folder.read_config(), changes)) for folder in folders]
+    settings = [_change(folder.read_config(), changes) for folder in folders]
     done = [_done(one, checkpoint.newest(f.checkpoints).record) for one, f in zip(settings, folders, strict=True)]
     if all(done):
         raise UserError(done[0])
     return settings
 
 
-def check_changes(changes: dict[str, Any]) -> None:
-    """Refuse what a resumed run cannot change."""
-    known = config.keys()
+def _change(settings: Config, changes: dict[str, Any]) -> Config:
+    """The configuration that a run goes on with; refused where it changes what a resumed run cannot."""
+    known = config.keys(settings)
     for name in changes:
         if name == "run.seed" or (name in known and not name.startswith("run.")):
             raise UserError(f"--set {name}: a resumed run can only change keys of section run other than run.seed")
+    return specs.validate(config.replace(settings, changes))
 
 
 def _run(

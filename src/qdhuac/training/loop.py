@@ -16,12 +16,12 @@ from qdhuac.errors import RunFailed, UserError
 from qdhuac.learning.replay import ReplayState
 from qdhuac.store import checkpoint
 from qdhuac.store.arrays import flatten, unflatten
-from qdhuac.store.run_folder import HISTORY, RunDir
+from qdhuac.store.run_folder import RunDir
 from qdhuac.training.display import Progress
 from qdhuac.training.program import Ring
 from qdhuac.training.recorder import Books, Counters, Pending, timed
 from qdhuac.training.signals import Stop
-from qdhuac.types import Algorithm, Individuals, Task
+from qdhuac.types import Algorithm, Task
 
 
 class Runner:
@@ -37,7 +37,7 @@ class Runner:
         stop: Stop | None = None,
     ) -> None:
         self.config, self.task, self.algorithm, self.folder = config, task, algorithm, folder
-        self.books = Books(config, task, folder, progress)
+        self.books = Books(config, task, algorithm, folder, progress)
         self.progress = self.books.progress
         self.stop = stop if stop is not None else Stop()
         self.ring = ring = Ring.of(task, algorithm)
@@ -77,11 +77,6 @@ class Runner:
             template = self._init.eval_shape(jax.random.key(self.config.run.seed))
             self.state = devices.put(unflatten(template, found.arrays, str(found.path)), self._places)
         self.books.reopen(found)
-        if HISTORY not in found.texts and found.arrays is not None:
-            # Of a version that recorded none: the history begins with everybody who is there now.
-            archive = jax.device_get(self.state.algorithm.archive._replace(genotypes=None))
-            begun = self.counters.generation + (self.books.pending is not None)
-            self.books.write_history(begun, *_everybody(archive))
         try:
             checkpoint.set_aside(self.folder.checkpoints, found)
         except OSError as error:
@@ -208,9 +203,3 @@ def _places(state: Any) -> Any:
         return devices.EVERYWHERE
 
     return jax.tree.map(place, state, is_leaf=lambda part: isinstance(part, ReplayState))
-
-
-def _everybody(archive: Individuals) -> tuple[np.ndarray, Individuals]:
-    """The occupied slots and who is there, as newcomers."""
-    slots = np.arange(len(archive.fitness))
-    return np.where(np.isfinite(archive.fitness), slots, -1), archive

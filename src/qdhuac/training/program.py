@@ -8,9 +8,8 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from qdhuac.algorithms.engine import screen
 from qdhuac.metrics import PassiveGrid, archive_scores, scores
-from qdhuac.types import Algorithm, Array, Emission, Evaluation, Individuals, Task
+from qdhuac.types import Algorithm, Array, Emission, Evaluation, Metrics, Task, Told
 
 
 class RunState(NamedTuple):
@@ -40,32 +39,19 @@ class Ring:
         """Whom to try, and the key of their evaluation."""
         return self.algorithm.ask(state.algorithm), jax.random.fold_in(state.algorithm.key, 1)
 
-    def tell(
-        self, state: RunState, emission: Emission, evaluation: Evaluation
-    ) -> tuple[RunState, dict[str, Array], tuple[Array, Individuals]]:
-        """How they fared; also the numbers for the metrics, and who is new in the archive."""
-        told, record = self.algorithm.tell(state.algorithm, emission, evaluation)  # refuses what does not fit
-        offspring, _, _ = screen(emission, evaluation)
-        grid = self.grid.add(state.grid, offspring.fitness, offspring.descriptor)
-        record = {
-            **scores(grid, self.offset),
-            **archive_scores(told.archive.fitness, self.offset),
-            **record,
-            "steps": jnp.sum(evaluation.steps),
-        }
-        newcomers = _newcomers(state.algorithm.archive, told.archive, len(offspring.fitness))
-        return _strong(RunState(told, grid)), record, newcomers
+    def tell(self, state: RunState, emission: Emission, evaluation: Evaluation) -> tuple[RunState, Metrics, Told]:
+        """How they fared; also the scores and other numbers for the metrics, and who took which slot."""
+        algorithm, told = self.algorithm.tell(state.algorithm, emission, evaluation)  # refuses what does not fit
+        grid = self.grid.add(state.grid, told.individuals.fitness, told.individuals.descriptor)
+        measured = scores(grid, self.offset) | archive_scores(algorithm.archive.fitness, self.offset)
+        metrics = Metrics(measured, {"steps": jnp.sum(told.steps)}, {}) | told.metrics
+        newcomers = told._replace(individuals=told.individuals._replace(genotypes=None), metrics=Metrics({}, {}, {}))
+        return _strong(RunState(algorithm, grid)), metrics, newcomers
 
-    def learn(self, state: RunState, updates: Array) -> tuple[RunState, dict[str, Array]]:
+    def learn(self, state: RunState, updates: Array) -> tuple[RunState, Metrics]:
         """So many updates, and their metrics."""
         learnt, metrics = self.algorithm.learn(state.algorithm, updates)
         return _strong(state._replace(algorithm=learnt)), metrics
-
-
-def _newcomers(before: Individuals, after: Individuals, most: int) -> tuple[Array, Individuals]:
-    """The slots [most] that changed hands, -1 where there are no more, and who is there now, without genotypes."""
-    (slots,) = jnp.nonzero(before.provenance.id != after.provenance.id, size=most, fill_value=-1)
-    return slots, jax.tree.map(lambda x: x[slots], after._replace(genotypes=None))
 
 
 def _strong(tree: Any) -> Any:

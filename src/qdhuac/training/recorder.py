@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from qdhuac.config import LEARNING_ALGORITHMS, Config
+from qdhuac.config import Config
 from qdhuac.environment import versions
 from qdhuac.errors import RunFailed, UserError
 from qdhuac.metrics import auc_increment, symptoms
@@ -19,7 +19,7 @@ from qdhuac.store import checkpoint, repertoire
 from qdhuac.store.run_folder import COLUMNS, REPERTOIRE, RunDir
 from qdhuac.training.display import Progress, Silent
 from qdhuac.training.loggers import Logger
-from qdhuac.types import Individuals, Task
+from qdhuac.types import Algorithm, Metrics, Task, Told
 
 PHASES = ("ask", "evaluate", "tell", "learn")
 
@@ -45,6 +45,7 @@ class Pending:
 
     record: dict[str, Any]
     learnt: int = 0  # updates in `sums`
+    means: dict[str, float | None] = dataclasses.field(default_factory=dict)  # times the updates they are over
     sums: dict[str, float | None] = dataclasses.field(default_factory=dict)
     times: dict[str, float] = dataclasses.field(default_factory=lambda: dict.fromkeys(PHASES, 0.0))
 
@@ -52,15 +53,17 @@ class Pending:
 class Books:
     """Counters, metrics, history, checkpoints and warnings of one run."""
 
-    def __init__(self, config: Config, task: Task, folder: RunDir, progress: Progress | None = None) -> None:
+    def __init__(
+        self, config: Config, task: Task, algorithm: Algorithm, folder: RunDir, progress: Progress | None = None
+    ) -> None:
         self.config, self.task, self.folder = config, task, folder
         self.progress = progress or Silent()
         self.log: Logger | None = None
         self.counters = Counters()
         self.pending: Pending | None = None
         self.unsaved = True
-        self._utd = config.learner.utd if config.algorithm in LEARNING_ALGORITHMS else 0.0
-        self._critic = config.critic.on_support(*getattr(task, "support", (math.nan, math.nan)))
+        self._utd, self._operators = algorithm.updates_per_step, algorithm.operators
+        self._range = getattr(algorithm, "value_range", (math.nan, math.nan))
         self.start_clock()
 
     @property
@@ -88,16 +91,17 @@ class Books:
 
     # One generation
 
-    def told(self, pending: Pending, record: Mapping[str, Any], newcomers: tuple[np.ndarray, Individuals]) -> None:
-        """The offspring have competed: `record` is what is known of them, as arrays."""
-        self.write_history(self.counters.generation + 1, *newcomers)
-        pending.record = {name: _plain(value) for name, value in record.items()}
-        steps, qd_score = pending.record.pop("steps"), pending.record["qd_score"] or 0.0
+    def told(self, pending: Pending, metrics: Metrics, newcomers: Told) -> None:
+        """The offspring have competed: `metrics` and `newcomers` are what is known of them, as arrays."""
+        self.write_history(self.counters.generation + 1, newcomers)
+        means, sums, failures = ({name: _plain(value) for name, value in part.items()} for part in metrics)
+        steps, qd_score = int(sums.pop("steps") or 0), means["qd_score"] or 0.0
+        rejected = {f"rejected_{name}": n for name, n in failures.items()}
+        pending.record = {**means, "rejected": sum(failures.values()), **rejected, **sums}
         self.counters.qd_score_auc += auc_increment(self.counters.qd_score, qd_score, steps)
         self.counters.env_steps += steps
         self.counters.qd_score = qd_score
-        sources = {name[9:]: n for name, n in pending.record.items() if name.startswith("rejected_")}
-        self._count_failures(pending.record.get("rejected", 0), sources)
+        self._count_failures(failures)
         self.pending = pending
 
     @property
@@ -105,18 +109,17 @@ class Books:
         """Updates that are still to be made in this generation, for `utd` per environment step in all."""
         return math.floor(self._utd * self.counters.env_steps) - self.counters.gradient_updates
 
-    def learnt(self, metrics: Mapping[str, Any], updates: int) -> None:
+    def learnt(self, metrics: Metrics, updates: int) -> None:
         """So many updates have been made, with these metrics, as arrays."""
         assert self.pending is not None
-        plain = {name: _plain(value) for name, value in metrics.items()}
         self.pending.learnt += updates
         self.counters.gradient_updates += updates
-        for name, value in plain.items():
-            weighted = None if value is None else value * (1 if _is_count(name) else updates)
-            self.pending.sums[name] = _add(self.pending.sums.get(name, 0), weighted)
-        tensors = {f"learner's {k[14:]}": v for k, v in plain.items() if k.startswith("count_skipped_")}
-        tensors = tensors or {"learner": plain.get("skipped_updates") or 0}
-        self._count_failures(sum(int(v or 0) for v in tensors.values()), tensors)
+        means, sums, failures = ({name: _plain(value) for name, value in part.items()} for part in metrics)
+        for name, value in means.items():
+            self.pending.means[name] = _add(self.pending.means.get(name, 0), None if value is None else value * updates)
+        for name, value in (sums | {f"count_skipped_{name}": n for name, n in failures.items()}).items():
+            self.pending.sums[name] = _add(self.pending.sums.get(name, 0), value)
+        self._count_failures({f"learner's {name}": n for name, n in failures.items()})
 
     def end_generation(self) -> dict[str, Any]:
         """Write its line of metrics, and return it."""
@@ -136,10 +139,8 @@ class Books:
             **{f"time_{phase}": round(seconds, 4) for phase, seconds in pending.times.items()},
             "devices": self.config.run.devices,
             **{name: value for name, value in record.items() if name not in first and not name.startswith("archive_")},
-            **{
-                name: total if total is None or _is_count(name) else total / pending.learnt
-                for name, total in pending.sums.items()
-            },
+            **{name: total if total is None else total / pending.learnt for name, total in pending.means.items()},
+            **pending.sums,
         }
         if pending.learnt:
             line |= self._look_after_health(line)
@@ -151,10 +152,12 @@ class Books:
         self.pending = None
         return line
 
-    def write_history(self, generation: int, slots: np.ndarray, individuals: Individuals) -> None:
+    def write_history(self, generation: int, told: Told) -> None:
         """Who came into the archive, before the line of metrics: a checkpoint in mid-learning has it already."""
-        columns = {"slot": slots, **individuals.provenance._asdict(), **individuals._asdict()}
-        columns = {name: columns[name][slots >= 0] for name in COLUMNS}
+        individuals = told.individuals
+        columns = {"slot": told.slots, **individuals.provenance._asdict(), **individuals._asdict()}
+        came = told.slots >= 0
+        columns = {name: columns[name][came] for name in COLUMNS}
         with self._writing("history"):
             self.folder.append_history(generation, {name: _shortest(x) for name, x in columns.items()})
 
@@ -219,18 +222,17 @@ class Books:
             for w in self.counters.warnings.values()
         ]
 
-    def _count_failures(self, total: int, sources: dict[str, Any]) -> None:
+    def _count_failures(self, sources: Mapping[str, Any]) -> None:
         """Add to the failures, and to where they came from."""
         done = self.counters
-        if not total:
-            return
-        done.failures += int(total)
         for source, n in sources.items():
-            done.failures_by_source[source] = done.failures_by_source.get(source, 0) + int(n or 0)
+            if n:
+                done.failures += int(n)
+                done.failures_by_source[source] = done.failures_by_source.get(source, 0) + int(n)
 
     def _look_after_health(self, line: dict[str, Any]) -> dict[str, int]:
         """Whether the learner has gone astray, for the metrics; each symptom is also told when it is first seen."""
-        found = symptoms(line, self._critic.v_min, self._critic.v_max)
+        found = symptoms(line, *self._range)
         for name, text in found.items():
             if name not in self.counters.warnings:
                 self.counters.warnings[name] = {"first": line["generation"], "generations": 0}
@@ -250,6 +252,7 @@ class Books:
         return {
             "task": dataclasses.asdict(self.config.task),
             "algorithm": self.config.algorithm,
+            "operators": self._operators,
             "policy": dataclasses.asdict(policy) if policy is not None else None,
             "descriptor_bounds": self.task.descriptor_bounds,
             "action_bounds": getattr(self.task, "action_bounds", None),
@@ -275,11 +278,6 @@ def _shortest(values: np.ndarray) -> list[Any]:
     if values.dtype.kind == "f":
         return np.array([float(str(v)) for v in values.reshape(-1)]).reshape(values.shape).tolist()
     return values.tolist()
-
-
-def _is_count(name: str) -> bool:
-    """Sums over a chunk; every other number that `learn` returns is a mean over it."""
-    return name == "skipped_updates" or name.startswith("count_")
 
 
 def _plain(value: Any) -> int | float | None:

@@ -25,6 +25,7 @@ from urllib.parse import parse_qs, urlsplit
 
 import numpy as np
 
+from qdhuac.algorithms import specs
 from qdhuac.errors import UserError
 from qdhuac.report.run_figures import descriptor_labels
 from qdhuac.store import repertoire
@@ -90,10 +91,15 @@ class Explorer:
                 "first": self.generations[0],
                 "last": self.generations[1],
                 "fitness": [float(h.fitness.min()), float(h.fitness.max())],  # ever: colours must not change
-                "operators": {int(i): _operator(int(i)) for i in np.unique(h.operator)},
+                "operators": {int(i): self._operator(int(i)) for i in np.unique(h.operator)},
                 "best": int(self.arrays["provenance/id"][self.arrays["fitness"].argmax()]),
                 "shapes": scene.shapes(self.task.robot.model),
             }
+
+    def _operator(self, index: int) -> str:
+        """An operator as people call it."""
+        names = self.metadata.get("operators", ())
+        return specs.title(names[index]) if 0 <= index < len(names) else "unknown"
 
     def archive(self, generation: int) -> dict[str, Any]:
         """The individuals of the archive after a generation."""
@@ -298,14 +304,6 @@ def _traces(trajectory: Trajectory) -> dict[str, Any]:
         "fitness_here": float(np.nan_to_num(trajectory.reward).sum()),
         "steps": len(trajectory.reward),
     }
-
-
-def _operator(index: int) -> str:
-    """An operator as people call it."""
-    from qdhuac.types import OPERATORS
-
-    name = OPERATORS[index] if 0 <= index < len(OPERATORS) else "unknown"
-    return {"isoline": "Iso+Line", "actor": "injected actor", "diversity": "diversity gradient"}.get(name, name)
 
 
 def _json(value: dict[str, Any]) -> bytes:
