@@ -105,7 +105,7 @@ def test_new_transitions_enter_with_the_highest_priority():
     state = replay.set_priorities(state, jnp.arange(8), jnp.array([0.1, 50.0, 1, 1, 1, 1, 1, 1]))
     state = replay.add(state, rows(8, 2), jnp.ones(2, bool))
     leaves = np.asarray(state.tree[replay.leaves :])
-    np.testing.assert_allclose(leaves[8:10], 50.0**0.6, rtol=1e-5)
+    np.testing.assert_allclose(leaves[8:10], leaves[1], rtol=1e-5)
     assert leaves[8] == leaves.max()
 
 
@@ -135,9 +135,20 @@ def test_non_finite_priorities_are_ignored():
     replay, state = filled(16, 8)
     bad = replay.set_priorities(state, jnp.array([0, 1, 2]), jnp.array([jnp.nan, jnp.inf, 4.0]))
     leaves = np.asarray(bad.tree[replay.leaves :])
-    np.testing.assert_allclose(leaves[:3], [1.0, 1.0, 4.0**0.6], rtol=1e-5)
+    np.testing.assert_allclose(leaves[:3], [1.0, 1.0, 1.0], rtol=1e-5)
+    bad = replay.set_priorities(bad, jnp.array([0, 1, 2]), jnp.array([jnp.nan, jnp.inf, 8.0]))
+    leaves = np.asarray(bad.tree[replay.leaves :])
+    np.testing.assert_allclose(leaves[:3], [1.0, 1.0, 2.0**0.6], rtol=1e-5)
     assert np.isfinite(bad.tree).all()
-    assert float(bad.max_priority) == pytest.approx(4.0**0.6, rel=1e-5)
+    assert float(bad.max_priority) == pytest.approx(2.0**0.6, rel=1e-5)
+
+
+@pytest.mark.parametrize("scale", [0.01, 1.0, 100.0])
+def test_rows_never_drawn_are_worth_the_highest_error_of_the_first_minibatch_whatever_its_scale(scale):
+    replay, state = filled(16, 8)
+    state = replay.set_priorities(state, jnp.array([0, 1]), scale * jnp.array([1.0, 3.0]))
+    leaves = np.asarray(state.tree[replay.leaves :][:8])
+    np.testing.assert_allclose(leaves[1:] / leaves[0], 3.0**0.6, rtol=1e-3)
 
 
 def test_importance_weights_undo_the_sampling():

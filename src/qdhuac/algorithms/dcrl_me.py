@@ -74,12 +74,11 @@ class ConditionedChildren(Stateless):
     steps: int
     learning_rate: float
     name: str = "gradient"
-    legacy: tuple[int, int] = (0, 0)
 
     def ask(self, key: Array, state: tuple[()], seen: Seen, n: int) -> Offspring:
         """`n` children."""
-        key_parents, _, key_states = jax.random.split(key, 3)
-        parents = sample(seen.archive, key_parents, (self.legacy[0],))[self.legacy[1] : self.legacy[1] + n]
+        key_parents, key_states = jax.random.split(key)
+        parents = sample(seen.archive, key_parents, (n,))
         policy, normalise = self.conditioning.policy, self.conditioning.normalise
 
         def value(genotype: Genotype, stored: Array, wanted: Array) -> Array:
@@ -95,7 +94,6 @@ class ConditionedChildren(Stateless):
             normalise(seen.archive.descriptor[parents]),
             steps=steps_if_any(seen, self.steps),
             learning_rate=self.learning_rate,
-            legacy=True,
         )
         return Offspring(children, one_parent(parents), target=_descriptors(seen, parents))
 
@@ -107,12 +105,10 @@ class ConditionedActor(Stateless):
     conditioning: Conditioning
     learner: TD3Learner
     name: str = "actor"
-    legacy: tuple[int, int] = (0, 0)
 
     def ask(self, key: Array, state: tuple[()], seen: Seen, n: int) -> Offspring:
         """The actor for `n` descriptors."""
-        key_parents = jax.random.split(key, 3)[0]
-        parents = sample(seen.archive, key_parents, (self.legacy[0],))[self.legacy[1] : self.legacy[1] + n]
+        parents = sample(seen.archive, key, (n,))
         target = _descriptors(seen, parents)
         actor = self.learner.injected(seen.learner)
         return Offspring(jax.vmap(self.conditioning.fold, (None, 0))(actor, target), one_parent(parents), target=target)
@@ -138,15 +134,13 @@ def build(s: DCRLMESettings, task: Any, archive: Archive) -> QDAlgorithm:
     replay = Replay.of(s.replay, conditioned.obs_size, conditioned.action_size)
     lines = round(e.isoline_share * e.batch_size)
     actors = (e.batch_size - lines) // 2 if e.inject_actor else 0
-    climb = ConditionedChildren(
-        conditioning, learner, replay, e.gradient_steps, e.gradient_learning_rate, legacy=(e.batch_size, lines)
-    )
+    climb = ConditionedChildren(conditioning, learner, replay, e.gradient_steps, e.gradient_learning_rate)
     return QDAlgorithm(
         fresh=task.policy.init,
         emitters=slots(
-            (IsoLine(e.sigma_iso, e.sigma_line, e.tournament, legacy=3), lines),
+            (IsoLine(e.sigma_iso, e.sigma_line, e.tournament), lines),
             (climb, e.batch_size - lines - actors),
-            (ConditionedActor(conditioning, learner, legacy=(e.batch_size, e.batch_size - actors)), actors),
+            (ConditionedActor(conditioning, learner), actors),
         ),
         archive=archive,
         descriptor_size=len(low),
@@ -154,5 +148,4 @@ def build(s: DCRLMESettings, task: Any, archive: Archive) -> QDAlgorithm:
         learner=learner,
         updates_per_step=s.learner.utd,
         relabel=conditioning.relabel,
-        legacy=2,
     )

@@ -82,7 +82,6 @@ class QDAlgorithm:
     updates_per_step: float = 0.0
     relabel: Callable[[Emission, Evaluation], tuple[Evaluation, Metrics]] = stored_as_they_are
     observe: Callable[[Any, Evaluation, Told, Array], tuple[Any, Metrics]] = nothing_observed
-    legacy: int = 1
 
     @property
     def operators(self) -> tuple[str, ...]:
@@ -96,27 +95,24 @@ class QDAlgorithm:
 
     def init(self, key: Array) -> State:
         """An empty archive, an empty replay buffer, a learner before its first update."""
-        keys = jax.random.split(jax.random.fold_in(key, 5), len(self.emitters))
-        if self.legacy > 1:
-            key, *more = jax.random.split(key, self.legacy)
-            learner_key = more[0] if len(more) == 1 else jnp.stack(more)
-        else:
-            learner_key = jax.random.fold_in(key, 6)
+        key, key_learner, *keys = jax.random.split(key, 2 + len(self.emitters))
         return State(
             key=key,
             generation=jnp.int32(0),
             born=jnp.int32(0),
             archive=self.archive.init(empty_individual(self.fresh(key), self.descriptor_size)),
             replay=None if self.replay is None else self.replay.init(),
-            learner=None if self.learner is None else self.learner.init(learner_key),
+            learner=None if self.learner is None else self.learner.init(key_learner),
             emitters=tuple(emitter.init(k) for (emitter, _), k in zip(self.emitters, keys, strict=True)),
         )
 
     def ask(self, state: State) -> Emission:
         """What every emitter proposes; fresh genotypes instead while the archive is empty."""
-        seen, key = Seen(state.archive, state.replay, state.learner), jax.random.fold_in(state.key, 0)
+        seen = Seen(state.archive, state.replay, state.learner)
+        key_fresh, *keys = jax.random.split(jax.random.fold_in(state.key, 0), 1 + len(self.emitters))
         parts = [
-            emitter.ask(key, mine, seen, n) for (emitter, n), mine in zip(self.emitters, state.emitters, strict=True)
+            emitter.ask(key, mine, seen, n)
+            for key, (emitter, n), mine in zip(keys, self.emitters, state.emitters, strict=True)
         ]
         size = self.batch_size
         genotypes = _joined([part.genotypes for part in parts])
@@ -124,7 +120,7 @@ class QDAlgorithm:
         operator = self._per_emitter([self.operators.index(emitter.name) for emitter, _ in self.emitters])
 
         empty = ~jnp.any(jnp.isfinite(state.archive.fitness))
-        start = jax.vmap(self.fresh)(jax.random.split(jax.random.fold_in(state.key, 3), size))
+        start = jax.vmap(self.fresh)(jax.random.split(key_fresh, size))
         genotypes = jax.tree.map(lambda new, child: jnp.where(empty, new, child), start, genotypes)
         slots = jnp.where(empty, -1, slots)
         # A rollout that is not archived stays one: at the start it is a noisy random policy.
@@ -168,7 +164,7 @@ class QDAlgorithm:
         """`updates` updates of the learner, if there is one."""
         if self.learner is None:
             return state, Metrics({}, {}, {})
-        key = jax.random.fold_in(state.key, 4)
+        key = jax.random.fold_in(state.key, 3)
         learner, buffer, metrics = self.learner.learn(state.learner, self.replay, state.replay, key, updates)
         return state._replace(learner=learner, replay=buffer), metrics
 

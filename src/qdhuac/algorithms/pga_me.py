@@ -21,11 +21,10 @@ def build(s: PGAMESettings, task: Any, archive: Archive) -> QDAlgorithm:
     replay = Replay.of(s.replay, task.policy.obs_size, task.policy.action_size)
     return QDAlgorithm(
         fresh=task.policy.init,
-        emitters=actor_critic_emitters(s.emitter, learner, replay, s.emitter.batch_size, first=True),
+        emitters=actor_critic_emitters(s.emitter, learner, replay, s.emitter.batch_size),
         archive=archive,
         descriptor_size=len(task.descriptor_bounds[0]),
         replay=replay,
         learner=learner,
         updates_per_step=s.learner.utd,
-        legacy=2,
     )

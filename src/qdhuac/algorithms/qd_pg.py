@@ -42,7 +42,7 @@ class QualityAndDiversity:
 
     def init(self, key: Array) -> QDPGState:
         """Two actors with their critics, and an empty novelty archive."""
-        key_quality, key_diversity = key if key.ndim else jax.random.split(key)
+        key_quality, key_diversity = jax.random.split(key)
         return QDPGState(self.td3.init(key_quality), self.td3.init(key_diversity), self.novelty.init())
 
     def learn(
@@ -78,7 +78,7 @@ def emitters(s: QDPGSettings, td3: TD3Learner, replay: Replay) -> Slots:
     rest = e.batch_size - lines
     half = (rest + 1) // 2
 
-    def climb(name: str, part: Callable[[QDPGState], TD3State], legacy: Any) -> GradientChildren:
+    def climb(name: str, part: Callable[[QDPGState], TD3State]) -> GradientChildren:
         return GradientChildren(
             value=lambda learner, obs, action: td3.value(part(learner), obs, action),
             policy=td3.policy,
@@ -87,20 +87,16 @@ def emitters(s: QDPGSettings, td3: TD3Learner, replay: Replay) -> Slots:
             steps=e.gradient_steps,
             learning_rate=e.gradient_learning_rate,
             name=name,
-            legacy=legacy,
         )
 
     def actors(n: int) -> int:
         return min(int(e.inject_actor), n)
 
     return slots(
-        (IsoLine(e.sigma_iso, e.sigma_line, e.tournament, legacy=4), lines),
-        (climb("gradient", lambda learner: learner.quality, (4, 2, rest, actors(half))), half - actors(half)),
+        (IsoLine(e.sigma_iso, e.sigma_line, e.tournament), lines),
+        (climb("gradient", lambda learner: learner.quality), half - actors(half)),
         (InjectedActor(lambda learner: learner.quality.actor), actors(half)),
-        (
-            climb("diversity", lambda learner: learner.diversity, (4, 3, rest, half + actors(rest - half))),
-            rest - half - actors(rest - half),
-        ),
+        (climb("diversity", lambda learner: learner.diversity), rest - half - actors(rest - half)),
         (InjectedActor(lambda learner: learner.diversity.actor, "diversity"), actors(rest - half)),
     )
 
@@ -123,5 +119,4 @@ def build(s: QDPGSettings, task: Any, archive: Archive) -> QDAlgorithm:
         learner=learner,
         updates_per_step=s.learner.utd,
         observe=learner.observe,
-        legacy=3,
     )

@@ -40,5 +40,4 @@ def build(s: QDHUACSettings, task: Any, archive: Archive) -> QDAlgorithm:
         learner=learner,  # lines 9 to 15
         updates_per_step=s.learner.utd,
         observe=probe.observer(learner) if s.learner.probe else nothing_observed,
-        legacy=2,
     )

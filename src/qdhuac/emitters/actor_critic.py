@@ -12,9 +12,7 @@ from qdhuac.emitters.isoline import IsoLine
 from qdhuac.learning.replay import Replay
 
 
-def actor_critic_emitters(
-    e: ActorCriticEmitterConfig, learner: Any, replay: Replay, n: int, first: bool = False
-) -> Slots:
+def actor_critic_emitters(e: ActorCriticEmitterConfig, learner: Any, replay: Replay, n: int) -> Slots:
     """`isoline_share` of `n` are Iso+Line children; of the rest one is the actor, and the others climb the critic.
 
     `learner` has `value(state, obs, action)` and `injected(state)`.
@@ -28,11 +26,9 @@ def actor_critic_emitters(
         batch_size=learner.config.batch_size,
         steps=e.gradient_steps,
         learning_rate=e.gradient_learning_rate,
-        legacy=(3, 2, n - actors - lines, 0),
     )
     return slots(
-        *[(InjectedActor(learner.injected), actors)] * first,
-        (IsoLine(e.sigma_iso, e.sigma_line, e.tournament, legacy=3), lines),
+        (IsoLine(e.sigma_iso, e.sigma_line, e.tournament), lines),
         (climb, n - actors - lines),
-        *[(InjectedActor(learner.injected), actors)] * (not first),
+        (InjectedActor(learner.injected), actors),
     )

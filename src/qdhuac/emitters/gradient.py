@@ -33,18 +33,11 @@ class GradientChildren(Stateless):
     steps: int
     learning_rate: float
     name: str = "gradient"
-    legacy: tuple[int, int, int, int] = (0, 0, 0, 0)
 
     def ask(self, key: Array, state: tuple[()], seen: Seen, n: int) -> Offspring:
         """`n` children."""
-        if self.legacy[0]:
-            parts, which, total, start = self.legacy
-            keys = jax.random.split(key, parts)
-            key_parents, key_states = keys[0], keys[which]
-            parents = sample(seen.archive, key_parents, (total,))[start : start + n]
-        else:
-            key_parents, key_states = jax.random.split(key)
-            parents = sample(seen.archive, key_parents, (n,))
+        key_parents, key_states = jax.random.split(key)
+        parents = sample(seen.archive, key_parents, (n,))
 
         def value(genotype: Genotype, obs: Array, _: tuple[()]) -> Array:
             return jnp.mean(self.value(seen.learner, obs, self.policy.act(genotype, obs)))
@@ -80,7 +73,6 @@ def gradient_mutation(
     *,
     steps: int | Array,
     learning_rate: float,
-    legacy: bool = False,
 ) -> Genotype:
     """Children of `parents` (leaves [n, ...]): `steps` Adam steps each, every parent with a fresh optimiser.
 
@@ -102,8 +94,6 @@ def gradient_mutation(
 
     size = len(jax.tree.leaves(parents)[0])
     keys = jax.random.split(key, size)
-    if legacy:
-        keys = jax.vmap(lambda k: jax.random.split(k, 1)[0])(keys)
     if size <= AT_ONCE:
         return jax.vmap(mutate)(keys, parents, context)
     return jax.lax.map(lambda one: mutate(*one), (keys, parents, context), batch_size=AT_ONCE)

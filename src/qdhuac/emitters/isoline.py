@@ -20,14 +20,10 @@ class IsoLine(Stateless):
     sigma_line: float = 0.1
     tournament: int = 1
     name: str = "isoline"
-    legacy: int = 0
 
     def ask(self, key: Array, state: tuple[()], seen: Seen, n: int) -> Offspring:
         """`n` children."""
-        if self.legacy:
-            key_noise, key_parents = jax.random.split(jax.random.split(key, self.legacy)[1])
-        else:
-            key_parents, key_noise = jax.random.split(key)
+        key_parents, key_noise = jax.random.split(key)
         parents = sample(seen.archive, key_parents, (n, 2), self.tournament)
         genotypes = seen.archive.genotypes
         children = isoline(key_noise, genotypes, parents, sigma_iso=self.sigma_iso, sigma_line=self.sigma_line)

@@ -21,10 +21,11 @@ PRIORITY_EPSILON = 1e-6  # a transition without error can still be drawn
 
 class ReplayState(NamedTuple):
     rows: Array  # [capacity, row_size]
-    tree: Array  # [2 * leaves] priorities ** exponent and their sums; [0] is unused
+    tree: Array  # [2 * leaves] priorities ** exponent in units of `unit`, and their sums; [0] is unused
     position: Array  # int32, next row to write
     size: Array  # int32, rows filled
-    max_priority: Array  # highest priority ** exponent seen, given to new transitions
+    max_priority: Array  # highest value of a leaf so far, given to new transitions
+    unit: Array  # highest priority ** exponent of the first minibatch: what a leaf of 1 means; 0 before that
 
 
 class Batch(NamedTuple):
@@ -75,6 +76,7 @@ class Replay:
             position=jnp.int32(0),
             size=jnp.int32(0),
             max_priority=jnp.float32(1.0),
+            unit=jnp.float32(0.0),
         )
 
     def add(self, state: ReplayState, transitions: Transition, valid: Array) -> ReplayState:
@@ -118,13 +120,20 @@ class Replay:
         return Batch(self.unpack(state.rows[indices]), indices, weights)
 
     def set_priorities(self, state: ReplayState, indices: Array, priorities: Array) -> ReplayState:
-        """New priorities [n] (absolute errors) of the rows `indices` [n]; not finite ones are left as they were."""
+        """New priorities [n] (absolute errors) of the rows `indices` [n]; not finite ones are left as they were.
+
+        Rows that have never been drawn are worth the highest error so far. Before the first minibatch nobody knows how
+        high that is, so its highest error becomes the unit in which all are counted.
+        """
         if not self.exponent:
             return state
         finite = jnp.isfinite(priorities)
         values = (jnp.where(finite, jnp.abs(priorities), 0.0) + PRIORITY_EPSILON) ** self.exponent
-        state = state._replace(max_priority=jnp.maximum(state.max_priority, jnp.max(values, initial=0.0)))
-        return self._write(state, jnp.where(finite, indices, self.capacity), values)
+        highest = jnp.max(jnp.where(finite, values, 0.0), initial=0.0)
+        unit = jnp.where(state.unit > 0.0, state.unit, highest)
+        scale = jnp.where(unit > 0.0, 1.0 / unit, 1.0)
+        state = state._replace(max_priority=jnp.maximum(state.max_priority, scale * highest), unit=unit)
+        return self._write(state, jnp.where(finite, indices, self.capacity), scale * values)
 
     def pack(self, t: Transition) -> Array:
         """Transitions as rows. [n, row_size]"""
