@@ -2,22 +2,21 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from reach import STEPS, ReachTask, generation
+from reach import STEPS, ReachTask, generation, made_by, numbers
 
 from qdhuac import config as configuration
 from qdhuac import presets
-from qdhuac.algorithms import qdhuac
-from qdhuac.algorithms.engine import gradient_offspring
-from qdhuac.archives.dns import DominatedNoveltyArchive
 from qdhuac.emitters import gradient
+from qdhuac.emitters.base import Seen
 from qdhuac.emitters.gradient import gradient_mutation
 from qdhuac.errors import UserError
 from qdhuac.training.build import build_algorithm
-from qdhuac.types import ACTOR, EXPLORE, GRADIENT, ISOLINE, RANDOM
 
 
 def make(**overrides):
@@ -28,11 +27,12 @@ def make(**overrides):
         "learner.discount": 0.8,
         "task.episode_length": STEPS,
         "archive.capacity": 20,
+        "archive.neighbours": 3,
         "replay.capacity": 4000,
     } | {name.replace("__", "."): value for name, value in overrides.items()}
     config = presets.make("qdhuac", "smoke", values)
     task = ReachTask()
-    return task, qdhuac.from_config(config, task, DominatedNoveltyArchive(config.archive.capacity, 3))
+    return task, build_algorithm(config, task)
 
 
 @pytest.fixture(scope="module")
@@ -49,11 +49,12 @@ def trained():
 
 @pytest.mark.parametrize(("explorers", "expected"), [(0, [5, 4, 1, 0]), (2, [4, 3, 1, 2])])
 def test_offspring_are_split_among_the_operators(explorers, expected):
-    task, algorithm = make(emitter__exploration_rollouts=explorers)
-    state, first, *_ = generation(task, algorithm, algorithm.init(jax.random.key(0)), jnp.int32(1))
-    operators = np.asarray(algorithm.ask(state).provenance.operator)
-    assert [int(np.sum(operators == o)) for o in (ISOLINE, GRADIENT, ACTOR, EXPLORE)] == expected
-    assert set(np.asarray(first.provenance.operator)) <= {RANDOM, EXPLORE}
+    _, algorithm = make(emitter__exploration_rollouts=explorers)
+    state, ask = algorithm.init(jax.random.key(0)), jax.jit(algorithm.ask)
+    assert made_by(algorithm, ask(state)) == ["random"] * (10 - explorers) + ["explore"] * explorers
+    state = state._replace(archive=state.archive._replace(fitness=state.archive.fitness.at[0].set(1.0)))
+    operators = made_by(algorithm, ask(state))
+    assert [operators.count(o) for o in ("isoline", "gradient", "actor", "explore")] == expected
 
 
 @pytest.mark.parametrize("algorithm", ["qdhuac", "pga_me", "qd_pg", "dcrl_me", "dns"])
@@ -91,17 +92,18 @@ def _column(evaluation, **columns):
 def test_the_injected_genotype_is_the_learners_actor_without_its_head(trained):
     _, algorithm, state, *_ = trained
     emission = algorithm.ask(state)
-    slot = int(np.flatnonzero(np.asarray(emission.provenance.operator) == ACTOR)[0])
+    operators = made_by(algorithm, emission)
+    slot = operators.index("actor")
     for child, actor in zip(*map(jax.tree.leaves, (emission.genotypes, state.learner.actor.policy)), strict=True):
         np.testing.assert_array_equal(child[slot], actor)
     assert emission.exploration is not None
     active = np.asarray(emission.exploration.active)
-    np.testing.assert_array_equal(active, np.asarray(emission.provenance.operator) == EXPLORE)
+    assert active.tolist() == [name == "explore" for name in operators]
 
 
 def test_exploring_rollouts_give_data_but_are_not_archived(trained):
     task, algorithm, state, emission, *_ = trained
-    assert EXPLORE not in np.asarray(state.archive.provenance.operator)
+    assert algorithm.operators.index("explore") not in np.asarray(state.archive.provenance.operator)
     rows = algorithm.replay.unpack(state.replay.rows[: int(state.replay.size)])
     assert int(state.replay.size) == 30 * 10 * STEPS
     # The last two rollouts of a generation explore: their actions are not what their policy says.
@@ -121,9 +123,9 @@ def test_it_learns_to_reach_the_goal(trained):
 
 def test_gradient_children_improve_on_their_parents_by_the_critics_own_measure(trained):
     _, algorithm, state, *_ = trained
-    fitness = state.archive.fitness
-    slots = jnp.argsort(jnp.where(jnp.isfinite(fitness), fitness, jnp.inf))[:4]  # the best have nothing left to gain
-    children = algorithm._ascend(state, jax.random.key(5), slots).genotypes
+    (climb,) = (emitter for emitter, _ in algorithm.emitters if emitter.name == "gradient")
+    offspring = climb.ask(jax.random.key(5), (), Seen(state.archive, state.replay, state.learner), 4)
+    children, slots = offspring.genotypes, offspring.parents[:, 0]
     obs = algorithm.replay.sample(state.replay, jax.random.key(6), 256).transition.obs
 
     def value(genotype):
@@ -140,7 +142,7 @@ def test_gradient_mutation_is_adam_from_a_fresh_start():
         jax.random.key(0),
         parents,
         lambda key: jnp.array([[3.0, -3.0], [1.0, -1.0]]),
-        lambda g, obs: jnp.sum(g["w"] * obs.mean(0)) * jnp.sign(g["w"][1] + 1.0),
+        lambda g, obs, _: jnp.sum(g["w"] * obs.mean(0)) * jnp.sign(g["w"][1] + 1.0),
         steps=1,
         learning_rate=0.1,
     )
@@ -155,7 +157,7 @@ def test_gradient_mutation_of_many_parents_is_that_of_each_and_spares_memory():
             key,
             parents,
             lambda key: jax.random.normal(key, (64, 16)),
-            lambda g, obs: jnp.mean(jnp.tanh((obs * g["w"]) @ weights)),
+            lambda g, obs, _: jnp.mean(jnp.tanh((obs * g["w"]) @ weights)),
             steps=2,
             learning_rate=0.1,
         )
@@ -184,29 +186,29 @@ def test_gradient_mutation_draws_new_states_for_every_step_and_parent():
         return obs
 
     parents = {"w": jnp.zeros((3, 1))}
-    gradient_mutation(jax.random.key(0), parents, observe, lambda g, o: jnp.sum(g["w"] * o), steps=4, learning_rate=0.1)
+    climb = lambda g, o, _: jnp.sum(g["w"] * o)  # noqa: E731
+    gradient_mutation(jax.random.key(0), parents, observe, climb, steps=4, learning_rate=0.1)
     jax.effects_barrier()
     assert len(drawn) == len(set(drawn)) == 12
 
 
-@pytest.mark.parametrize(("occupied", "draws"), [(False, 0), (True, 4)])
-def test_an_empty_archive_costs_no_gradient_steps(occupied, draws):
+@pytest.mark.parametrize("occupied", [False, True])
+def test_an_empty_archive_costs_no_gradient_steps(occupied):
     _, algorithm = make(emitter__gradient_steps=4)
     state = algorithm.init(jax.random.key(0))
     if occupied:
         state = state._replace(archive=state.archive._replace(fitness=state.archive.fitness.at[0].set(1.0)))
-    drawn = []
+    looks = []
 
-    def observe(key):
-        jax.debug.callback(lambda: drawn.append(1))
-        return jnp.zeros((1, 1))
+    def value(learner, obs, action):
+        jax.debug.callback(lambda: looks.append(1))
+        return jnp.sum(action, axis=-1)
 
-    def value(genotype, obs):
-        return sum(jnp.sum(x) for x in jax.tree.leaves(genotype))
-
-    gradient_offspring(state, jax.random.key(0), jnp.array([0, 0]), observe, value, algorithm.emitter)
+    (climb,) = (emitter for emitter, _ in algorithm.emitters if emitter.name == "gradient")
+    seen = Seen(state.archive, state.replay, state.learner)
+    dataclasses.replace(climb, value=value).ask(jax.random.key(0), (), seen, 2)
     jax.effects_barrier()
-    assert len(drawn) == draws
+    assert bool(looks) == occupied
 
 
 def test_a_poisoned_rollout_reaches_neither_archive_nor_replay():
@@ -216,7 +218,8 @@ def test_a_poisoned_rollout_reaches_neither_archive_nor_replay():
     evaluation = task.evaluate(emission.genotypes, jax.random.key(1))
     rewards = evaluation.transitions.reward.at[3, 2].set(jnp.nan)
     evaluation = evaluation._replace(transitions=evaluation.transitions._replace(reward=rewards))
-    state, record = algorithm.tell(state, emission, evaluation)
+    state, told = algorithm.tell(state, emission, evaluation)
+    record = numbers(told.metrics)
     assert int(record["rejected_reward"]) == int(record["rejected"]) == 1
     assert int(state.replay.size) == 9 * STEPS
     assert int(jnp.sum(jnp.isfinite(state.archive.fitness))) == 9

@@ -7,6 +7,7 @@ import functools
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from qdhuac.learning.policy import Policy
 from qdhuac.types import Evaluation, Transition
@@ -58,10 +59,22 @@ class ReachTask:
         return Evaluation(fitness, descriptor, jnp.full(n, STEPS, jnp.int32), rows, jnp.ones((n, STEPS), bool))
 
 
+def numbers(told, learnt=None):
+    """Metrics under the names that they have in a run's file."""
+    out = told.means | told.sums | {"rejected": sum(told.failures.values())}
+    out |= {f"rejected_{name}": n for name, n in told.failures.items()}
+    return out if learnt is None else out | learnt.means | {f"count_skipped_{k}": n for k, n in learnt.failures.items()}
+
+
+def made_by(algorithm, emission):
+    """The name of the operator of each genotype."""
+    return [algorithm.operators[i] for i in np.asarray(emission.provenance.operator)]
+
+
 @functools.partial(jax.jit, static_argnums=(0, 1))
 def generation(task, algorithm, state, updates):
     emission = algorithm.ask(state)
     evaluation = task.evaluate(emission.genotypes, jax.random.fold_in(state.key, 1), emission.exploration)
     state, told = algorithm.tell(state, emission, evaluation)
     state, learnt = algorithm.learn(state, updates)
-    return state, emission, evaluation, told | learnt
+    return state, emission, evaluation, numbers(told.metrics, learnt)
