@@ -77,10 +77,16 @@ class RunConfig:
 
 
 @dataclasses.dataclass(frozen=True)
-class EmitterConfig:
-    """Evolution: nothing but Iso+Line children."""
+class BatchConfig:
+    """How much of everything."""
 
     batch_size: int = key(10, "policies tried per generation", ge=1, le=1_000_000)
+
+
+@dataclasses.dataclass(frozen=True)
+class EmitterConfig(BatchConfig):
+    """Evolution: nothing but Iso+Line children."""
+
     sigma_iso: float = key(0.005, "standard deviation of the isotropic noise", ge=0, le=10)
     sigma_line: float = key(0.1, "standard deviation along the line between two parents", ge=0, le=10)
     tournament: int = key(1, "a parent of Iso+Line is the fittest of so many drawn from the archive", ge=1, le=1000)

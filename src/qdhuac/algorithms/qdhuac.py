@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import Any
 
 from qdhuac.algorithms.engine import QDAlgorithm, nothing_observed
-from qdhuac.algorithms.specs import QDHUACSettings
+from qdhuac.algorithms.specs import QDHUACSettings, TargetFreeSettings
 from qdhuac.emitters.actor import ExploringActor
 from qdhuac.emitters.actor_critic import actor_critic_emitters
 from qdhuac.emitters.base import slots
@@ -22,11 +22,7 @@ from qdhuac.types import Archive
 
 def build(s: QDHUACSettings, task: Any, archive: Archive) -> QDAlgorithm:
     """The algorithm for a task; the support is the task's own where the configuration leaves it open."""
-    critic = s.critic.on_support(*task.support)
-    if not critic.v_min < critic.v_max:
-        raise UserError(f"critic.v_min={critic.v_min:g}: must be below critic.v_max={critic.v_max:g}")
-    learner = TargetFreeLearner(task.policy, critic, s.learner, archive.capacity)
-    replay = Replay.of(s.replay, task.policy.obs_size, task.policy.action_size)
+    learner, replay, observe = target_free(s, task, archive.capacity)
     explorers = s.emitter.exploration_rollouts
     return QDAlgorithm(
         fresh=task.policy.init,  # line 1
@@ -39,5 +35,15 @@ def build(s: QDHUACSettings, task: Any, archive: Archive) -> QDAlgorithm:
         replay=replay,  # line 8
         learner=learner,  # lines 9 to 15
         updates_per_step=s.learner.utd,
-        observe=probe.observer(learner) if s.learner.probe else nothing_observed,
+        observe=observe,
     )
+
+
+def target_free(s: TargetFreeSettings, task: Any, slots: int) -> tuple[TargetFreeLearner, Replay, Any]:
+    """The learner, its replay buffer, and what it observes of evaluations; a probe keeps returns of `slots` policies."""
+    critic = s.critic.on_support(*task.support)
+    if not critic.v_min < critic.v_max:
+        raise UserError(f"critic.v_min={critic.v_min:g}: must be below critic.v_max={critic.v_max:g}")
+    learner = TargetFreeLearner(task.policy, critic, s.learner, slots)
+    replay = Replay.of(s.replay, task.policy.obs_size, task.policy.action_size)
+    return learner, replay, probe.observer(learner) if s.learner.probe else nothing_observed

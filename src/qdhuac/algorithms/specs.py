@@ -19,6 +19,7 @@ from qdhuac.config import (
     OWN,
     TASKS,
     ActorCriticEmitterConfig,
+    BatchConfig,
     ConditionedTD3Config,
     Config,
     CriticConfig,
@@ -79,11 +80,22 @@ class EvolutionSettings:
 
 
 @dataclasses.dataclass(frozen=True)
-class QDHUACSettings:
-    emitter: ExploringEmitterConfig = ExploringEmitterConfig()
+class TargetFreeSettings:
+    """QDHUAC's learner."""
+
     critic: CriticConfig = CriticConfig()
     learner: LearnerConfig = LearnerConfig()
     replay: ReplayConfig = ReplayConfig()
+
+
+@dataclasses.dataclass(frozen=True)
+class ActorSettings(TargetFreeSettings):
+    emitter: BatchConfig = BatchConfig(batch_size=1)
+
+
+@dataclasses.dataclass(frozen=True)
+class QDHUACSettings(TargetFreeSettings):
+    emitter: ExploringEmitterConfig = ExploringEmitterConfig()
 
 
 # The hyperparameters of the baselines' original implementations.
@@ -129,6 +141,13 @@ _SMOKE: Values = {
     "run.generations": 5,
     "run.chunk": 50,
 }
+_LAPTOP_LEARNER: Values = {
+    **_LAPTOP,
+    "critic.width": 128,
+    "critic.initial_value": 0.0,
+    "learner.batch_size": 128,
+    "learner.utd": 1.0,
+}
 _SMOKE_LEARNER: Values = {
     **_SMOKE,
     "critic.width": 16,
@@ -171,12 +190,13 @@ def _check_map_elites(config: Config) -> None:
 def _check_learning(config: Config) -> None:
     """What all algorithms with a learner ask for."""
     e, learner, replay = config.settings.emitter, config.settings.learner, config.settings.replay
-    explorers = getattr(e, "exploration_rollouts", 0)
-    require(
-        explorers + e.inject_actor < e.batch_size,
-        f"emitter.exploration_rollouts={explorers}: with the injected actor it must leave room in "
-        f"emitter.batch_size={e.batch_size}",
-    )
+    if isinstance(e, ActorCriticEmitterConfig):
+        explorers = e.exploration_rollouts if isinstance(e, ExploringEmitterConfig) else 0
+        require(
+            explorers + e.inject_actor < e.batch_size,
+            f"emitter.exploration_rollouts={explorers}: with the injected actor it must leave room in "
+            f"emitter.batch_size={e.batch_size}",
+        )
     first_fill = min(e.batch_size * config.task.episode_length, replay.capacity)
     require(
         learner.batch_size <= first_fill,
@@ -195,7 +215,7 @@ def _check_devices(config: Config, sizes: Mapping[str, int]) -> None:
         require(size % devices == 0, f"{name}={size}: run.devices={devices} do not divide it")
 
 
-def _check_qdhuac(config: Config) -> None:
+def _check_target_free(config: Config) -> None:
     c, learner = config.settings.critic, config.settings.learner
     if c.v_min == c.v_min and c.v_max == c.v_max:  # not nan
         require(c.v_min < c.v_max, f"critic.v_min={c.v_min}: must be below critic.v_max={c.v_max}")
@@ -232,11 +252,7 @@ ALGORITHMS: dict[str, AlgorithmSpec] = {
             "qdhuac.algorithms.qdhuac:build",
             {
                 "laptop": {
-                    **_LAPTOP,
-                    "critic.width": 128,
-                    "critic.initial_value": 0.0,
-                    "learner.batch_size": 128,
-                    "learner.utd": 1.0,
+                    **_LAPTOP_LEARNER,
                     "emitter.exploration_rollouts": 2,
                     "emitter.gradient_steps": 1000,
                     "emitter.gradient_learning_rate": 1e-3,
@@ -245,7 +261,21 @@ ALGORITHMS: dict[str, AlgorithmSpec] = {
                 "smoke": {**_SMOKE_LEARNER, "critic.atoms": 21},
             },
             ("transitions",),
-            _check_qdhuac,
+            _check_target_free,
+        ),
+        AlgorithmSpec(
+            "actor",
+            "learner alone",
+            "QDHUAC's learner without evolution: every rollout is the exploring actor's",
+            ActorSettings,
+            "qdhuac.algorithms.actor:build",
+            {
+                "laptop": _LAPTOP_LEARNER,
+                "paper": _PAPER,
+                "smoke": {**_SMOKE_LEARNER, "critic.atoms": 21, "emitter.batch_size": 1},
+            },
+            ("transitions",),
+            _check_target_free,
         ),
         AlgorithmSpec(
             "dns",

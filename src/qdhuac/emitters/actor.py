@@ -27,10 +27,10 @@ class InjectedActor(Stateless):
 
 @dataclasses.dataclass(frozen=True)
 class ExploringActor(Stateless):
-    """Rollouts of the learner's stochastic actor: data only, as their fitness is not that of any one genotype.
+    """Rollouts of the learner's stochastic actor, whose fitness is not that of any one genotype: data only by default.
 
-    `policy(learner)` and `head(learner)` are its parameters. While the archive is empty it explores all the same, so
-    that nothing of it is archived.
+    `policy(learner)` and `head(learner)` are its parameters. `archived` lets the actor compete with the fitness of such
+    a rollout.
     """
 
     policy: Callable[[Any], Genotype]
