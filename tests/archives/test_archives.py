@@ -78,7 +78,7 @@ def test_what_is_in_the_archive_was_tried_and_the_best_is_never_lost(kind, batch
         offspring = individuals(members, turn * BATCH)
         tried |= {turn * BATCH + i: member for i, member in enumerate(members)}
         before = set(np.asarray(state.provenance.id).tolist())
-        state, survived = jax.tree.map(np.asarray, ADD[kind](state, offspring))
+        state, slots = jax.tree.map(np.asarray, ADD[kind](state, offspring))
 
         occupied = np.isfinite(state.fitness)
         ids = state.provenance.id[occupied]
@@ -88,8 +88,8 @@ def test_what_is_in_the_archive_was_tried_and_the_best_is_never_lost(kind, batch
             i = int(state.provenance.id[slot])
             assert (float(state.fitness[slot]), tuple(state.descriptor[slot].tolist())) == tried[i]
             assert all(np.all(leaf[slot] == i) for leaf in jax.tree.leaves(state.genotypes))
-        newcomers = {turn * BATCH + i for i in np.flatnonzero(survived)}
-        assert newcomers == set(ids.tolist()) - before
+        assert {turn * BATCH + i for i in np.flatnonzero(slots >= 0)} == set(ids.tolist()) - before
+        assert np.all(state.provenance.id[slots[slots >= 0]] == turn * BATCH + np.flatnonzero(slots >= 0))
 
         best = max([best, *(f for f, _ in members if np.isfinite(f))])
         assert np.max(state.fitness) == best
@@ -103,18 +103,18 @@ def test_what_is_in_the_archive_was_tried_and_the_best_is_never_lost(kind, batch
 @PROPERTY
 def test_rejected_offspring_change_nothing(kind, members, rejected):
     state, _ = ADD[kind](start(kind), individuals(members))
-    after, survived = ADD[kind](state, individuals(rejected, BATCH))
+    after, slots = ADD[kind](state, individuals(rejected, BATCH))
     assert_same(state, after)
-    assert not np.any(survived)
+    assert np.all(slots == -1)
 
 
 @every_archive
 def test_a_non_finite_descriptor_is_rejected(kind):
     state, _ = ADD[kind](start(kind), random_individuals(0, BATCH))
     bad = [(1e6, (np.nan, 0.5)), (1e6, (np.inf, 0.5))] * (BATCH // 2)
-    after, survived = ADD[kind](state, individuals(bad, BATCH))
+    after, slots = ADD[kind](state, individuals(bad, BATCH))
     assert_same(state, after)
-    assert not np.any(survived)
+    assert np.all(slots == -1)
 
 
 @every_archive
@@ -127,9 +127,9 @@ def test_a_clone_never_displaces_its_original(kind):
     for first in (0, CAPACITY - BATCH):
         clones = jax.tree.map(lambda x, first=first: x[first : first + BATCH], state)
         clones = clones._replace(provenance=clones.provenance._replace(id=clones.provenance.id + 1000))
-        after, survived = ADD[kind](state, clones)
+        after, slots = ADD[kind](state, clones)
         kept = np.asarray(after.provenance.id)
-        assert np.all(np.isin(np.asarray(clones.provenance.id)[np.asarray(survived)] - 1000, kept))
+        assert np.all(np.isin(np.asarray(clones.provenance.id)[np.asarray(slots) >= 0] - 1000, kept))
         if kind != "dns":
             assert_same(state, after)
 
@@ -272,13 +272,13 @@ def test_dns_keeps_the_highest_scores(batches):
     state = start("dns")
     for turn, members in enumerate(batches):
         before = state
-        state, survived = ADD["dns"](state, individuals(members, turn * BATCH))
+        state, slots = ADD["dns"](state, individuals(members, turn * BATCH))
         fitness, descriptor = arrays(members)
         fitness = np.concatenate([before.fitness, fitness])
         descriptor = np.concatenate([before.descriptor, descriptor])
         score = np.asarray(_novelty(fitness, descriptor, NEIGHBOURS))
         kept = np.argsort(-score, kind="stable")[:CAPACITY]
-        np.testing.assert_array_equal(survived, np.isin(np.arange(CAPACITY, CAPACITY + BATCH), kept))
+        np.testing.assert_array_equal(slots >= 0, np.isin(np.arange(CAPACITY, CAPACITY + BATCH), kept))
         np.testing.assert_array_equal(
             np.sort(np.asarray(state.fitness)), np.sort(np.where(np.isfinite(fitness[kept]), fitness[kept], -np.inf))
         )

@@ -7,7 +7,7 @@ import functools
 import jax
 import jax.numpy as jnp
 
-from qdhuac.config import CriticConfig, LearnerConfig
+from qdhuac.config import CriticConfig, LearnerConfig, MLPCriticConfig, TD3Config
 from qdhuac.learning.policy import Policy
 from qdhuac.learning.replay import Replay
 from qdhuac.learning.target_free import TargetFreeLearner
@@ -15,6 +15,14 @@ from qdhuac.learning.td3 import TD3Learner
 from qdhuac.types import Transition
 
 OBS, ACTIONS, ROWS = 2, 1, 2048
+POLICY = Policy(OBS, ACTIONS, (32, 32))
+SMALL = {
+    "batch_size": 64,
+    "reward_scale": 1.0,
+    "discount": 0.5,
+    "critic_learning_rate": 1e-3,
+    "actor_learning_rate": 1e-3,
+}
 START, SECOND = jnp.array([1.0, -1.0]), jnp.array([-1.0, 1.0])
 
 
@@ -43,28 +51,23 @@ def choose(best: float = 0.5):
     return _rows(START, action, 1.0 - 4.0 * jnp.square(action[:, 0] - best), 1.0, START)
 
 
-def learner(**changes) -> TargetFreeLearner:
+def learner(policy: Policy = POLICY, **changes) -> TargetFreeLearner:
     """A tiny learner; `changes` go to the critic's or the learner's configuration."""
     critic = {"width": 32, "blocks": 1, "atoms": 51, "v_min": -5.0, "v_max": 5.0}
-    config = {
-        "batch_size": 64,
-        "reward_scale": 1.0,
-        "discount": 0.5,
-        "critic_learning_rate": 1e-3,
-        "actor_learning_rate": 1e-3,
-        "initial_temperature": 1e-4,
-        "temperature_learning_rate": 1e-6,
-    }
-    for name, value in changes.items():
-        (critic if name in CriticConfig.__dataclass_fields__ else config)[name] = value
-    return TargetFreeLearner(Policy(OBS, ACTIONS, (32, 32)), CriticConfig(**critic), LearnerConfig(**config))
+    config = SMALL | {"initial_temperature": 1e-4, "temperature_learning_rate": 1e-6}
+    return TargetFreeLearner(policy, *_configured(CriticConfig, critic, LearnerConfig, config, changes))
 
 
-def td3(**changes) -> TD3Learner:
+def td3(policy: Policy = POLICY, **changes) -> TD3Learner:
     """A tiny TD3 learner; `changes` as for `learner`."""
-    small = {"kind": "mlp", "width": 32, "policy_delay": 2, "target_tau": 0.02} | changes
-    plain = learner(**small)
-    return TD3Learner(plain.policy, plain.critic_config, plain.config)
+    config = SMALL | {"policy_delay": 2, "target_tau": 0.02}
+    return TD3Learner(policy, *_configured(MLPCriticConfig, {"width": 32, "blocks": 1}, TD3Config, config, changes))
+
+
+def _configured(critic_type, critic, config_type, config, changes):
+    of_critic = {name: value for name, value in changes.items() if name in critic_type.__dataclass_fields__}
+    rest = {name: value for name, value in changes.items() if name not in of_critic}
+    return critic_type(**critic | of_critic), config_type(**config | rest)
 
 
 def train(learner: TargetFreeLearner | TD3Learner, rows: Transition, updates: int, exponent: float = 0.6):

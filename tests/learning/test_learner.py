@@ -44,7 +44,7 @@ def test_terminal_value_is_the_reward():
     agent = learner()
     state, metrics = train(agent, one_step(), 1500)
     np.testing.assert_allclose(values(agent, state, START, ACTION_GRID), 1.0, atol=0.05)
-    assert metrics["q_mean"] == pytest.approx(1.0, abs=0.05)
+    assert metrics.means["q_mean"] == pytest.approx(1.0, abs=0.05)
 
 
 def test_a_truncated_step_is_bootstrapped():
@@ -71,8 +71,8 @@ def test_actor_finds_the_best_action_and_the_critic_the_shape_of_the_reward():
 def test_temperature_drives_the_entropy_to_its_target():
     agent = learner(initial_temperature=0.5, temperature_learning_rate=3e-3, actor_learning_rate=3e-3)
     _, metrics = train(agent, choose(0.2), 5000)
-    assert metrics["entropy"] == pytest.approx(agent.target_entropy, abs=0.15)
-    assert 0.0 < metrics["temperature"] < 0.5
+    assert metrics.means["entropy"] == pytest.approx(agent.target_entropy, abs=0.15)
+    assert 0.0 < metrics.means["temperature"] < 0.5
 
 
 def test_entropy_bonus_is_part_of_the_target():
@@ -80,8 +80,8 @@ def test_entropy_bonus_is_part_of_the_target():
     alpha = 0.3
     agent = learner(initial_temperature=alpha)
     state, metrics = train(agent, endless(), 4000)
-    expected = (1.0 + 0.5 * alpha * float(metrics["entropy"])) / (1.0 - 0.5)
-    assert float(metrics["entropy"]) > 0.3  # nothing speaks against the uniform policy, whose entropy is log 2
+    expected = (1.0 + 0.5 * alpha * float(metrics.means["entropy"])) / (1.0 - 0.5)
+    assert float(metrics.means["entropy"]) > 0.3  # nothing speaks against the uniform policy, whose entropy is log 2
     np.testing.assert_allclose(values(agent, state, START, ACTION_GRID), expected, atol=0.1)
 
 
@@ -207,14 +207,14 @@ def test_a_poisoned_batch_changes_nothing_and_is_counted(field):
     poison = getattr(batch.transition, field).at[0].set(jnp.nan)
     bad = batch._replace(transition=batch.transition._replace(**{field: poison}))
     after, priorities, metrics = agent.update(state, bad, jax.random.key(0))
-    assert int(metrics["count_skipped_batch"]) == 1
+    assert int(metrics.failures["batch"]) == 1
     assert np.all(np.isnan(priorities))
     for a, b in zip(
         jax.tree.leaves(after._replace(updates=0)), jax.tree.leaves(state._replace(updates=0)), strict=True
     ):
         np.testing.assert_array_equal(a, b)
     _, _, metrics = agent.update(state, batch, jax.random.key(0))
-    assert not any(int(v) for k, v in metrics.items() if k.startswith("count_"))
+    assert not any(map(int, metrics.failures.values()))
 
 
 def test_policy_delay_updates_the_actor_every_second_time():
@@ -258,5 +258,5 @@ def test_a_temperature_of_zero_stays_zero():
     agent = learner(initial_temperature=0.0, temperature_learning_rate=1e-2)
     state, metrics = train(agent, choose(), 200)
     assert float(jnp.exp(state.log_temperature)) == 0.0
-    assert metrics["temperature"] == 0.0
-    assert sum(int(v) for k, v in metrics.items() if k.startswith("count_skipped")) == 0
+    assert metrics.means["temperature"] == 0.0
+    assert not any(map(int, metrics.failures.values()))

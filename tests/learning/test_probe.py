@@ -16,7 +16,7 @@ from qdhuac.algorithms import qdhuac
 from qdhuac.archives.dns import DominatedNoveltyArchive
 from qdhuac.learning import probe
 from qdhuac.store.arrays import flatten
-from qdhuac.types import EXPLORE, ISOLINE, Emission, Evaluation, Individuals, Provenance, Transition
+from qdhuac.types import Evaluation, Individuals, Metrics, Told, Transition
 
 SLOPE, SCALE = 0.25, 0.1  # the critic's output moves by so much with every update, in scaled units
 
@@ -27,29 +27,30 @@ def ramp(updates):
     state = agent.init(jax.random.key(0))
     flat = jax.tree.map(jnp.zeros_like, state.critics[0]["head"])
     value = lambda n: (state.critics[0] | {"head": flat | {"bias": jnp.full(1, SLOPE * n)}},)  # noqa: E731
-    shadow = probe.sized(probe.init(value(0), state.stats), 4)
+    shadow = probe.init(value(0), state.stats, slots=4)
     for n in range(1, updates + 1):
         shadow = probe.follow(shadow, value(n), state.stats)
     return agent, state._replace(critics=value(updates), probe=shadow)
 
 
-def batch(rewards, operators, fitness=None):
-    """Agents that are paid these rewards [B, T], and live to the end."""
+def batch(rewards, competed=None, slots=None):
+    """Agents that are paid these rewards [B, T] and live to the end; those that have not `competed` explore."""
     rewards = jnp.asarray(rewards, jnp.float32)
     n, steps = rewards.shape
     zeros = jnp.zeros((n, steps, 2))
     rows = Transition(zeros, zeros[..., :1], rewards, jnp.zeros((n, steps)), zeros)
-    who = Provenance(100 + jnp.arange(n), jnp.full((n, 2), -1), jnp.asarray(operators), jnp.full(n, 9))
-    total = rewards.sum(1) if fitness is None else jnp.asarray(fitness, jnp.float32)
-    valid = jnp.ones((n, steps), bool)
+    valid, total = jnp.ones((n, steps), bool), rewards.sum(1)
     evaluation = Evaluation(total, jnp.zeros((n, 1)), jnp.full(n, steps), rows, valid)
-    return Emission({}, who, jnp.full(n, jnp.nan)), evaluation
+    competed = jnp.ones(n, bool) if competed is None else jnp.asarray(competed)
+    slots = jnp.full(n, -1) if slots is None else jnp.asarray(slots)
+    individuals = Individuals({}, jnp.where(competed, total, -jnp.inf), evaluation.descriptor, None)
+    return evaluation, Told(individuals, slots, evaluation.steps, Metrics({}, {}, {}))
 
 
 @pytest.mark.parametrize("updates", [1, 10, 300])
 def test_the_gap_of_a_critic_that_rises_steadily_is_the_lag_of_polyak_averaging(updates):
     agent, state = ramp(updates)
-    seen = probe.observe(agent, state, *batch(np.ones((4, 6)), [ISOLINE] * 4), jnp.ones(4, bool))
+    seen = probe.compare(agent, state, *batch(np.ones((4, 6)))).means
     # x'_n = (1 - tau) x'_(n-1) + tau x_n with x_n = c n lags by c (1 - tau)/tau (1 - (1 - tau)^n); raw units: / scale
     keep = 1.0 - probe.RATE
     lag = SLOPE * keep / probe.RATE * (1.0 - keep**updates) / SCALE
@@ -60,27 +61,47 @@ def test_the_gap_of_a_critic_that_rises_steadily_is_the_lag_of_polyak_averaging(
     assert lag > 0  # the shadow of a rising critic is the pessimist
 
 
+def test_the_shadow_also_follows_the_running_statistics():
+    _, state = ramp(0)
+    before = state.probe.stats[0]["stem_norm"]["mean"]
+    after = probe.follow(state.probe, state.critics, jax.tree.map(lambda x: x + 2.0, state.stats))
+    np.testing.assert_allclose(after.stats[0]["stem_norm"]["mean"], before + probe.RATE * 2.0, rtol=1e-5)
+
+
+def test_the_shadow_is_asked_with_its_own_statistics():
+    """A critic and a shadow that differ in their running statistics alone disagree."""
+    agent = learner(kind="scalar", critics=1, probe=True)
+    state = agent.init(jax.random.key(0))
+    one = probe.init(state.critics, state.stats, slots=4)
+    other = one._replace(stats=jax.tree.map(lambda x: x + 2.0, one.stats))
+    gaps = [
+        probe.compare(agent, state._replace(probe=p), *batch(np.ones((4, 6)))).means["probe_gap"] for p in (one, other)
+    ]
+    assert gaps[0] == 0.0
+    assert abs(gaps[1]) > 1e-5
+
+
 def test_an_agent_is_missed_by_whoever_values_it_below_the_archives_ninth_decile():
     agent, state = ramp(300)  # the critic says 750, its shadow 365
     archived = jnp.array([0.0, 500.0, 500.0, 500.0])  # so the threshold is 500
     state = state._replace(probe=state.probe._replace(returns=archived))
     rewards = np.zeros((4, 6))
-    rewards[:, 0] = [600.0, 400.0, 600.0, 600.0]  # the second is no better than the archive, the third explores
-    emission, evaluation = batch(rewards, [ISOLINE, ISOLINE, EXPLORE, ISOLINE])
-    good = jnp.array([True, True, True, False])  # and the last was rejected
-    seen = probe.observe(agent, state, emission, evaluation, good)
-    assert seen["probe_threshold"] == 500.0
-    assert int(seen["probe_high"]) == 1
-    assert int(seen["probe_missed"]) == 0
-    assert int(seen["probe_missed_shadow"]) == 1
-    assert seen["probe_return"] == pytest.approx(500.0)  # the mean of the two agents that count
+    # The second is no better than the archive; the third explores, and the last was rejected.
+    rewards[:, 0] = [600.0, 400.0, 600.0, 600.0]
+    seen = probe.compare(agent, state, *batch(rewards, competed=[True, True, False, False]))
+    assert seen.means["probe_threshold"] == 500.0
+    assert {name: int(n) for name, n in seen.sums.items() if "path" not in name} == {
+        "probe_high": 1,
+        "probe_missed": 0,
+        "probe_missed_shadow": 1,
+    }
+    assert seen.means["probe_return"] == pytest.approx(500.0)  # the mean of the two agents that count
 
 
 def test_only_the_best_agents_of_a_batch_are_averaged():
     agent, state = ramp(1)
-    emission, evaluation = batch([[1.0], [5.0], [2.0], [4.0], [3.0]], [ISOLINE] * 5)
-    seen = probe.observe(agent, state, emission, evaluation, jnp.ones(5, bool))
-    assert seen["probe_return"] == pytest.approx(4.0)
+    seen = probe.compare(agent, state, *batch([[1.0], [5.0], [2.0], [4.0], [3.0]]))
+    assert seen.means["probe_return"] == pytest.approx(4.0)
 
 
 def test_returns_are_discounted_and_end_where_the_robot_falls():
@@ -91,12 +112,10 @@ def test_returns_are_discounted_and_end_where_the_robot_falls():
 
 
 def test_the_returns_of_the_archive_follow_its_members():
-    emission, evaluation = batch([[7.0], [9.0]], [ISOLINE] * 2)
-    who = Provenance(jnp.array([3, 101, -1]), jnp.zeros((3, 2), jnp.int32), jnp.zeros(3), jnp.zeros(3))
-    archive = Individuals({}, jnp.array([1.0, 2.0, -jnp.inf]), jnp.zeros((3, 1)), who)
+    """One stays in its slot, one comes into the second, and one comes into none."""
     before = probe.Probe((), (), jnp.array([5.0, 6.0, jnp.nan]))
-    after = probe.remember(before, archive, emission, evaluation, 0.9)
-    np.testing.assert_array_equal(after.returns, [5.0, 9.0, np.nan])
+    after = probe.remember(before, *batch([[7.0, 1.0], [9.0, 1.0]], slots=[-1, 1]), 0.5)
+    np.testing.assert_array_equal(after.returns, [5.0, 9.5, np.nan])
 
 
 def algorithm(watched):
@@ -107,8 +126,8 @@ def algorithm(watched):
         "emitter.exploration_rollouts": 1,
         "run.generations": 4,
     }
-    settings = presets.make("qdhuac", "smoke", values)
-    return qdhuac.from_config(settings, ReachTask(), DominatedNoveltyArchive(16, 3))
+    settings = presets.make("qdhuac", "smoke", values).settings
+    return qdhuac.build(settings, ReachTask(), DominatedNoveltyArchive(16, 3))
 
 
 def lines(runner):

@@ -50,8 +50,8 @@ def test_a_terminal_step_is_worth_its_reward_and_a_truncated_one_is_bootstrapped
     agent = td3()
     state, metrics = train(agent, one_step(), 1500, 0.0)
     np.testing.assert_allclose(values(agent, state, START), 1.0, atol=0.05)
-    assert metrics["q_mean"] == pytest.approx(1.0, abs=0.05)
-    assert metrics["critic_loss"] < 1e-3
+    assert metrics.means["q_mean"] == pytest.approx(1.0, abs=0.05)
+    assert metrics.means["critic_loss"] < 1e-3
     state, _ = train(agent, endless(), 2000, 0.0)
     np.testing.assert_allclose(values(agent, state, START), 2.0, atol=0.1)
 
@@ -61,7 +61,7 @@ def test_reward_scale_cancels_out_of_values_in_raw_units():
     rows = endless()
     state, metrics = train(agent, rows._replace(reward=10.0 * rows.reward), 2000, 0.0)
     np.testing.assert_allclose(values(agent, state, START), 20.0, atol=1.0)
-    assert metrics["q_mean"] == pytest.approx(20.0, abs=1.0)
+    assert metrics.means["q_mean"] == pytest.approx(20.0, abs=1.0)
 
 
 def test_actor_finds_the_best_action_and_the_critics_the_shape_of_the_reward():
@@ -139,9 +139,9 @@ def test_a_poisoned_batch_changes_nothing_and_is_counted(field):
     poison = getattr(batch.transition, field).at[0].set(jnp.nan)
     bad = batch._replace(transition=batch.transition._replace(**{field: poison}))
     after, priorities, metrics = agent.update(state, bad, jax.random.key(0))
-    assert int(metrics["count_skipped_batch"]) == 1
+    assert int(metrics.failures["batch"]) == 1
     assert np.all(np.isnan(priorities))
     assert int(after.updates) == 1
     assert same(after._replace(updates=0), state._replace(updates=0))
     _, _, metrics = agent.update(state, batch, jax.random.key(0))
-    assert not any(int(v) for k, v in metrics.items() if k.startswith("count_"))
+    assert not any(map(int, metrics.failures.values()))
