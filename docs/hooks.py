@@ -12,11 +12,14 @@ import re
 from pathlib import Path
 from typing import Any
 
-from qdhuac import cli, config, presets
+from qdhuac import cli, config
+from qdhuac.algorithms import specs
+from qdhuac.config import Config
 
 ROOT = Path(__file__).parent.parent
 SOURCE = ROOT / "src" / "qdhuac"
 PAGES = {"README.md": "index.md", "CHANGELOG.md": "changelog.md", "CONTRIBUTING.md": "contributing.md"}
+SHARED = ("task.", "policy.", "archive.", "run.")  # sections of every configuration
 LINK = re.compile(r"\]\((?!https?:|#)([^)#\s]+)")
 
 
@@ -39,28 +42,34 @@ def commands_page() -> str:
 
 
 def configuration_page() -> str:
-    """Every configuration key, from the dataclasses, with what the presets make of it."""
-    names = [name for name in presets.PRESETS if name not in config.BASELINE_PRESETS]
-    made = {name: presets.make("qdhuac", name) for name in names}
+    """Every configuration key, from the dataclasses, and what each algorithm and preset makes of it."""
+    shared = specs.make(), Config()
+    names = [name for name in config.keys(shared[0]) if name.startswith(SHARED)]
+    rows = [
+        (f"`{name}`", _shown(config.get(shared[1], name)), *_explained(config.keys(shared[0])[name])) for name in names
+    ]
     out = [
         "# Configuration",
-        "`qdhuac train --set section.key=value` reaches every key but `algorithm` and `preset`, which are options. The "
-        "values are those of algorithm `qdhuac`; `config.toml` of a run has all of that run.",
+        "`qdhuac train --set section.key=value` reaches every key but `algorithm` and `preset`, which are options. A "
+        "configuration has the keys below and those of its algorithm; `config.toml` of a run has them all, and "
+        "`qdhuac train --algorithm NAME --help-keys` lists them.",
+        "## Every algorithm",
+        _table(("key", "default", "allowed", "meaning"), rows),
     ]
-    sections: dict[str, list[tuple[str, ...]]] = {}
-    for name, field in config.keys().items():
-        values = [_shown(_value(made[preset], name)) for preset in names]
-        row = (f"`{name}`", *values, _cell(_allowed(field)), _cell(field.metadata["doc"]))
-        sections.setdefault(name.partition(".")[0] if "." in name else "run as a whole", []).append(row)
-    for section, rows in sections.items():
-        owner = getattr(config.Config(), section, None)
-        text = (
-            type(owner).__doc__
-            if owner is not None and not type(owner).__doc__.startswith(type(owner).__name__)
-            else ""
-        )
-        out += [f"## {section}", text or "", _table(("key", *names, "allowed", "meaning"), rows)]
-    return "\n\n".join(part for part in out if part) + "\n"
+    for spec in specs.ALGORITHMS.values():
+        presets = {preset: specs.make(spec.name, preset) for preset in spec.presets}
+        rows = []
+        for name, field in config.keys(next(iter(presets.values()))).items():
+            values = [_shown(config.get(made, name)) for made in presets.values()]
+            changed = name in names and set(values) != {_shown(config.get(shared[1], name))}
+            if "." in name and (changed or name not in names):
+                rows.append((f"`{name}`", *values, *_explained(field)))
+        out += [
+            f"## {spec.name}",
+            f"{spec.title}: {spec.purpose}.",
+            _table(("key", *presets, "allowed", "meaning"), rows),
+        ]
+    return "\n\n".join(out) + "\n"
 
 
 def source(path: str, name: str) -> str:
@@ -162,17 +171,16 @@ def _flag(action: argparse.Action) -> str:
     return f"`{' '.join(filter(None, (*action.option_strings, str(value))))}`"
 
 
-def _value(settings: config.Config, name: str) -> Any:
-    section, _, leaf = name.rpartition(".")
-    return getattr(getattr(settings, section) if section else settings, leaf)
-
-
 def _shown(value: Any) -> str:
     if isinstance(value, bool):
         return str(value).lower()
     if isinstance(value, float) and math.isnan(value):
         return "nan"
     return str(list(value)) if isinstance(value, tuple) else f"{value:g}" if isinstance(value, float) else str(value)
+
+
+def _explained(field: dataclasses.Field[Any]) -> tuple[str, str]:
+    return _cell(_allowed(field)), _cell(field.metadata["doc"])
 
 
 def _allowed(field: dataclasses.Field[Any]) -> str:

@@ -14,6 +14,7 @@ from fake_study import write_study
 from toys import ToyLearner, ToyTask, toy_algorithm
 
 from qdhuac import cli, config
+from qdhuac.algorithms import specs
 from qdhuac.studies.results import collect
 
 ROOT = Path(__file__).parent.parent
@@ -60,15 +61,24 @@ def test_every_command_and_option_is_in_the_reference():
         assert flag in page, flag
 
 
-def test_every_key_is_in_the_reference_with_its_meaning_and_its_bounds():
-    lines = hooks.configuration_page().splitlines()
-    for name, field in config.keys().items():
-        (line,) = (line for line in lines if line.startswith(f"| `{name}` |"))
-        assert hooks._cell(field.metadata["doc"]) in line
-    (line,) = (line for line in lines if "`emitter.isoline_share`" in line)
+@pytest.mark.parametrize("algorithm", specs.ALGORITHMS)
+def test_every_key_is_in_the_reference_with_its_meaning(algorithm):
+    page = hooks.configuration_page()
+    shared, own = page.partition("\n## qdhuac\n")[0], page.partition(f"\n## {algorithm}\n")[2].partition("\n## ")[0]
+    made = specs.make(algorithm)
+    for name, field in config.keys(made).items():
+        if "." in name:
+            home = shared if name.partition(".")[0] in (*config.SHARED, "run") else own
+            (line,) = (line for line in home.splitlines() if line.startswith(f"| `{name}` |"))
+            assert hooks._cell(field.metadata["doc"]) in line
+
+
+def test_the_reference_shows_bounds_and_what_presets_set():
+    own = hooks.configuration_page().partition("\n## qdhuac\n")[2].partition("\n## ")[0]
+    (line,) = (line for line in own.splitlines() if "`emitter.isoline_share`" in line)
     assert "at least 0, at most 1" in line
-    (line,) = (line for line in lines if "`critic.width`" in line)
-    assert line.split("|")[2:5] == [" 512 ", " 128 ", " 16 "]  # paper, laptop, smoke
+    (line,) = (line for line in own.splitlines() if "`critic.width`" in line)
+    assert line.split("|")[2:5] == [" 128 ", " 512 ", " 16 "]  # laptop, paper, smoke
 
 
 @pytest.mark.parametrize("page", ["README.md", "docs/results.md"])
@@ -217,7 +227,7 @@ def test_the_examples_of_the_readme(folder, monkeypatch):
     names = vars(load(ROOT / "examples" / "planar_arm.py")) | {"observation": np.zeros(17, np.float32)}
     execute("README.md", names, monkeypatch, folder, lambda code: code.replace("range(500)", "range(2)"))
     assert names["action"].shape == (6,)
-    assert int(names["record"]["isoline/tried"]) == 100
+    assert int(names["told"].metrics.sums["isoline/tried"]) == 100
 
 
 def test_the_examples_of_use(folder, monkeypatch):
@@ -263,5 +273,5 @@ def test_the_examples_of_own_task(folder, monkeypatch):
     evaluation = task.evaluate(jax.vmap(task.policy.init)(jax.random.split(jax.random.key(1), 2)), jax.random.key(2))
     assert evaluation.descriptor.shape == (2, 1)
     assert evaluation.steps.tolist() == [200, 200]
-    assert int(names["record"]["random/survived"]) == 6
-    assert np.isfinite(names["metrics"]["critic_loss"])
+    assert int(names["told"].metrics.sums["random/survived"]) == 6
+    assert np.isfinite(names["metrics"].means["critic_loss"])

@@ -13,7 +13,7 @@ from qdhuac.errors import RunFailed, UserError
 from qdhuac.store import checkpoint
 from qdhuac.store.run_folder import RunDir
 
-TEXTS = {"config.toml": b"a = 1\n", "metrics.jsonl": b"{}\n"}
+TEXTS = {"config.toml": b"a = 1\n", "metrics.jsonl": b"{}\n", "history.jsonl": b"{}\n"}
 
 
 @pytest.fixture
@@ -156,13 +156,6 @@ def test_a_file_system_without_links_gets_copies(tmp_path, small_pieces, monkeyp
     for generation in range(1, 4):
         save(tmp_path, generation, {"rows": rows})
     np.testing.assert_array_equal(checkpoint.load(tmp_path).arrays["rows"], rows)
-
-
-def test_the_schema_before_this_one_is_still_read(tmp_path, monkeypatch):
-    monkeypatch.setattr(checkpoint, "SCHEMA", 1)
-    save(tmp_path, 1, {"n": np.full(1, 7)})
-    monkeypatch.undo()
-    assert checkpoint.load(tmp_path).arrays["n"] == 7
 
 
 def test_a_state_larger_than_the_machine_is_refused(make_runner, monkeypatch):

@@ -11,7 +11,7 @@ from qdhuac.errors import UserError
 from qdhuac.store import checkpoint, repertoire
 from qdhuac.store.arrays import flatten, unflatten
 
-TEXTS = {"config.toml": b"a = 1\n", "metrics.jsonl": b"{}\n"}
+TEXTS = {"config.toml": b"a = 1\n", "metrics.jsonl": b"{}\n", "history.jsonl": b"{}\n"}
 
 
 def example():
@@ -64,7 +64,9 @@ def test_only_the_newest_two_are_kept(tmp_path):
     assert checkpoint.load(tmp_path).record == {"n": 100}
 
 
-@pytest.mark.parametrize("file", ["state.safetensors", "manifest.json", "config.toml", "metrics.jsonl"])
+@pytest.mark.parametrize(
+    "file", ["state.safetensors", "manifest.json", "config.toml", "metrics.jsonl", "history.jsonl"]
+)
 def test_damage_is_noticed_and_the_previous_one_used(tmp_path, file):
     save(tmp_path, 1, example())
     path = save(tmp_path, 2, example()) / file

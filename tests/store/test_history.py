@@ -3,11 +3,11 @@
 import numpy as np
 import pytest
 from test_loop import StopAt
-from toys import ToyLearner, toy_algorithm
+from toys import toy_algorithm
 
 from qdhuac.archives.grid import GridArchive
 from qdhuac.errors import UserError
-from qdhuac.store import checkpoint, repertoire
+from qdhuac.store import repertoire
 from qdhuac.store.history import rebuild
 from qdhuac.store.run_folder import HISTORY, RunDir
 from qdhuac.training.display import Silent
@@ -89,22 +89,6 @@ def test_what_is_no_history_is_refused(make_runner, line):
     (runner.folder.path / HISTORY).write_text(line + "\n")
     with pytest.raises(UserError, match="line 1"):
         runner.folder.read_history()
-
-
-def test_a_run_of_a_version_without_history_begins_it_with_everybody(make_runner, monkeypatch):
-    first = make_runner(algorithm=toy_algorithm(ToyLearner), run__generations=3)
-    texts = first.folder.texts
-    monkeypatch.setattr(first.folder, "texts", lambda: {k: v for k, v in texts().items() if k != HISTORY})
-    first.run()
-    first.folder.unlock()
-    (first.folder.path / HISTORY).unlink()
-    assert HISTORY not in checkpoint.newest(first.folder.checkpoints).texts
-    assert first.folder.read_history() == []
-    rest = make_runner(again=True, algorithm=toy_algorithm(ToyLearner), run__generations=5)
-    rest.run()
-    rows = rest.folder.read_history()
-    assert [row["generation"] for row in rows] == [3, 4, 5]
-    assert_equal_to_the_archive(rebuild(rows, 2), 5, repertoire.find(rest.folder)[0])
 
 
 def test_lineage_and_eviction():

@@ -29,13 +29,11 @@ if TYPE_CHECKING:
     import numpy as np
 
 SCHEMA = 2
-MIGRATED = (1,)  # older schemas that are read too: 1 had no pieces, and no warnings among the counters
 KEEP = 2
 LARGE = 1 << 26  # bytes from which on an array is cut
 PIECE = 1 << 24  # bytes
 STATE, MANIFEST = "state.safetensors", "manifest.json"
-TEXTS = ("config.toml", "metrics.jsonl")
-HISTORY = "history.jsonl"  # runs of the first versions have none
+TEXTS = ("config.toml", "metrics.jsonl", "history.jsonl")
 _NAME = re.compile(r"([0-9]{8,12})-([0-9]{12,18})")
 _PIECE_NAME = re.compile(r"[0-9]{3}-[0-9]{6}\.bin")
 
@@ -126,10 +124,10 @@ def _first_intact(root: Path, with_arrays: bool) -> Checkpoint:
 
 def _read(path: Path, with_arrays: bool) -> Checkpoint:
     manifest = _read_manifest(path / MANIFEST)
-    files, record, large = manifest["files"], manifest["record"], manifest.get("large", {})
+    files, record, large = (manifest.get(name) for name in ("files", "record", "large"))
     if not all(isinstance(x, dict) for x in (files, record, large)):
         raise Damaged(f"{MANIFEST} is not one of ours")
-    texts = {file: _checked(path, file, files) for file in (*TEXTS, *({HISTORY} & files.keys()))}
+    texts = {file: _checked(path, file, files) for file in TEXTS}
     arrays = None
     if STATE in files and with_arrays:
         from safetensors import SafetensorError
@@ -169,9 +167,8 @@ def _read_manifest(path: Path) -> dict[str, Any]:
         raise Damaged(f"{MANIFEST} is not readable") from None
     if not intact:
         raise Damaged(f"{MANIFEST} does not match its hash")
-    if schema not in (SCHEMA, *MIGRATED):  # intact, but of another version of qdhuac: falling back would lose work
-        known = ", ".join(map(str, (*MIGRATED, SCHEMA)))
-        raise UserError(f"{path}: checkpoint schema {schema}; this version of qdhuac reads: {known}")
+    if schema != SCHEMA:  # intact, but of another version of qdhuac: falling back would lose work
+        raise UserError(f"{path}: checkpoint schema {schema}; this version of qdhuac reads: {SCHEMA}")
     return manifest
 
 

@@ -180,7 +180,7 @@ class RunDir:
     def restore(self, texts: Mapping[str, bytes]) -> None:
         """Put metrics and history back to what they were at a checkpoint, so that no generation is there twice."""
         self._restore(METRICS, texts[METRICS])
-        self._restore(HISTORY, texts.get(HISTORY, b""))
+        self._restore(HISTORY, texts[HISTORY])
 
     def _restore(self, file: str, data: bytes) -> None:
         path = self.path / file
@@ -202,11 +202,7 @@ class RunDir:
         return self._read(METRICS, "metrics", _metrics)
 
     def read_history(self) -> list[dict[str, Any]]:
-        """Likewise who came into the archive, a line for each generation; none if the run has not recorded it."""
-        if not (self.path / HISTORY).exists():
-            with contextlib.suppress(UserError):
-                if HISTORY not in checkpoint.newest(self.checkpoints).texts:
-                    return []
+        """The individuals that entered the archive, a line for each generation, in the same way."""
         return self._read(HISTORY, "a history", _history)
 
     def _read(self, file: str, kind: str, parse: Callable[[bytes], list[dict[str, Any]]]) -> list[dict[str, Any]]:
