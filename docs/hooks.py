@@ -25,7 +25,7 @@ LINK = re.compile(r"\]\((?!https?:|#)([^)#\s]+)")
 
 def commands_page() -> str:
     """Every command and its options, from the parser itself."""
-    parser = cli._parser()
+    parser = cli.parser()
     (commands,) = (a.choices for a in parser._actions if isinstance(a, argparse._SubParsersAction))
     out = [
         "# Commands",
@@ -36,8 +36,7 @@ def commands_page() -> str:
     for name, sub in commands.items():
         usage = " ".join(sub.format_usage().removeprefix("usage: ").split())
         rows = [(_flag(a), _cell(a.help)) for a in sub._actions if a.dest != "help" and a.help]
-        text = sub.description[0].upper() + sub.description[1:]
-        out += [f"## {name}", f"{text}.", f"```\n{usage}\n```", _table(("", "meaning"), rows) if rows else ""]
+        out += [f"## {name}", sub.description, f"```\n{usage}\n```", _table(("", "meaning"), rows) if rows else ""]
     return "\n\n".join(part for part in out if part) + "\n"
 
 
@@ -180,15 +179,7 @@ def _shown(value: Any) -> str:
 
 
 def _explained(field: dataclasses.Field[Any]) -> tuple[str, str]:
-    return _cell(_allowed(field)), _cell(field.metadata["doc"])
-
-
-def _allowed(field: dataclasses.Field[Any]) -> str:
-    meta = field.metadata
-    if meta["choices"] is not None:
-        return ", ".join(meta["choices"])
-    words = {"ge": "at least", "gt": "above", "le": "at most"}
-    return ", ".join(f"{word} {meta[key]:,}" for key, word in words.items() if meta[key] is not None)
+    return _cell(config.allowed(field)), _cell(field.metadata["doc"])
 
 
 def _cell(text: str) -> str:

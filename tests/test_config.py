@@ -133,6 +133,7 @@ def test_assignments_are_read_as_toml_else_as_text():
     [
         ("run.sede=1", ["run.sede", "run.seed"]),
         ("nonsense=1", ["nonsense", "run.seed"]),
+        ("xx=1", ["xx", "--help-keys"]),
         ("run.seed", ["run.seed", "section.key=value"]),
         ("run.seed=-1", ["run.seed", "at least 0"]),
         ("run.seed=1.5", ["run.seed", "whole number"]),

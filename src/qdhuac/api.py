@@ -12,6 +12,7 @@ from typing import Any
 from qdhuac import config, presets
 from qdhuac.config import Config
 from qdhuac.errors import UserError
+from qdhuac.report.run_page import write_report
 from qdhuac.store import repertoire
 from qdhuac.store.run import Run, load_run
 from qdhuac.store.run_folder import RunDir
@@ -75,7 +76,9 @@ def _unless_stopped(code: int, run_dir: str | os.PathLike[str]) -> Run:
         raise KeyboardInterrupt(f"{os.fspath(run_dir)} is saved")
     if code:
         raise SystemExit(code)
-    return load_run(run_dir)
+    run = load_run(run_dir)
+    print(f"report: {write_report(run.folder)}", flush=True)
+    return run
 
 
 def _check_spaces(folder: RunDir, task: Any) -> None:

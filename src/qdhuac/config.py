@@ -19,7 +19,15 @@ import tomli_w
 
 from qdhuac.errors import UserError
 
-TASKS = ("hopper", "walker2d", "halfcheetah", "ant", "humanoid", "ant_omni", "humanoid_omni")
+TASKS = {
+    "hopper": "one leg that hops forwards; descriptor: how often its foot is on the ground",
+    "walker2d": "two legs that walk forwards; descriptor: how often each foot is on the ground",
+    "halfcheetah": "two legs that run forwards and cannot fall; descriptor: how often each foot is on the ground",
+    "ant": "four legs that walk forwards; descriptor: how often each foot is on the ground",
+    "humanoid": "a humanoid that walks forwards; descriptor: how often each foot is on the ground",
+    "ant_omni": "four legs that walk anywhere; descriptor: where the robot ends",
+    "humanoid_omni": "a humanoid that walks anywhere; descriptor: where the robot ends",
+}
 OWN = "own"  # a task of the user's, given from Python
 BACKENDS = ("auto", "native", "mjx", "spring", "positional", "generalized")
 
@@ -264,10 +272,8 @@ def replace(config: Config, values: Mapping[str, Any]) -> Config:
     for name, value in values.items():
         if name not in known:
             close = difflib.get_close_matches(name, known, n=3, cutoff=0.4)
-            raise UserError(
-                f"unknown key {name!r} of algorithm {config.algorithm}; did you mean "
-                f"{', '.join(close) or 'one of: ' + ', '.join(known)}?"
-            )
+            hint = f"did you mean {', '.join(close)}?" if close else "qdhuac train --help-keys lists its keys"
+            raise UserError(f"unknown key {name!r} of algorithm {config.algorithm}; {hint}")
         section, _, leaf = name.rpartition(".")
         owner = sections(config)[section] if section else config
         changed: Any = dataclasses.replace(owner, **{leaf: _convert(name, value, get_type_hints(type(owner))[leaf])})
@@ -325,6 +331,15 @@ def to_dict(config: Config) -> dict[str, Any]:
 def to_toml(config: Config) -> str:
     """The configuration as the text of a TOML file."""
     return tomli_w.dumps(to_dict(config))
+
+
+def allowed(field: dataclasses.Field[Any]) -> str:
+    """The values that a key allows, in words; empty if it allows all of its type."""
+    if field.metadata["choices"] is not None:
+        return ", ".join(field.metadata["choices"])
+    words = {"ge": "at least", "gt": "above", "le": "at most"}
+    bounds = {word: field.metadata[bound] for bound, word in words.items()}
+    return ", ".join(f"{word} {bound:,}" for word, bound in bounds.items() if bound is not None)
 
 
 def _convert(name: str, value: Any, hint: Any) -> Any:

@@ -2,6 +2,7 @@
 
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -11,7 +12,8 @@ from pathlib import Path
 import jax
 import pytest
 
-from qdhuac import cli
+from qdhuac import __version__, cli, config
+from qdhuac.algorithms import specs
 from qdhuac.store.run_folder import RunDir
 
 TRAIN = ["train", "--algorithm", "dns", "--preset", "smoke"]
@@ -74,6 +76,16 @@ def refused(capsys, here, *arguments):
         (["resume", "a_file"], ["a_file", "not a run"]),
         (["evaluate", "a_folder"], ["a_folder", "not a run"]),
         (["evaluate", "a_folder", "--episodes", "0"], ["--episodes", "from 1"]),
+        (["study", "moonshot"], ["moonshot", "benchmark", "latency"]),
+        (["study", "utd", "--executor", "abacus"], ["--executor", "abacus", "local", "ray", "slurm"]),
+        (["bench", "magic"], ["magic", "learner", "rollout", "archive", "replay"]),
+        (["train", "--task", "own"], ["task.name", "qdhuac.train"]),
+        (["train", "--algorithm", "nowhere:SPEC"], ["nowhere:SPEC", "cannot be imported"]),
+        (["train", "--seeds", "0"], ["--seeds", "from 1 to 1000"]),
+        (["train", "--config", "nowhere.toml"], ["--config", "nowhere.toml", "No such file"]),
+        (["train", "--config", "a_file", "--preset", "smoke"], ["--preset", "--config"]),
+        (["train", "--config", "a_file", "--algorithm", "dns"], ["--algorithm dns", "a_file", "qdhuac"]),
+        (["train", "--config", "a_folder"], ["--config", "a_folder", "directory"]),
         (["report", "a_folder"], ["a_folder", "not a run"]),
     ],
 )
@@ -95,6 +107,90 @@ def test_refusals_do_not_import_jax(here):
         "assert not heavy, heavy"
     )
     subprocess.run([sys.executable, "-c", code], check=True, capture_output=True)
+
+
+def test_a_configuration_file_starts_a_run_and_options_change_it(capsys, here, toys):
+    """What a run folder holds is enough to start the run again; `--set` and the short options win."""
+    assert cli.main([*TRAIN, "--generations", "1", "--set", "archive.capacity=5", "--run-dir", "first"]) == 0
+    again = ["train", "--config", "first/config.toml", "--run-dir"]
+    assert cli.main([*again, "second"]) == 0
+    assert (here / "second/config.toml").read_bytes() == (here / "first/config.toml").read_bytes()
+    assert cli.main([*again, "third", "--seed", "3", "--generations", "2", "--set", "emitter.sigma_iso=0.5"]) == 0
+    made = RunDir.open(Path("third")).read_config()
+    assert (made.run.seed, made.run.generations, made.archive.capacity) == (3, 2, 5)
+    assert made.settings.emitter.sigma_iso == 0.5
+    assert "unknown key 'archive.capasity'" in refused(capsys, here, *again, "x", "--set", "archive.capasity=3")
+
+
+def test_a_file_has_nothing_imported(capsys, here, monkeypatch):
+    """A stored file may name code; only the user's own command line has it imported."""
+    (here / "outside.py").write_text("raise SystemExit('imported')")
+    monkeypatch.syspath_prepend(here)
+    text = config.to_toml(specs.make("dns", "smoke"))
+    (here / "run.toml").write_text(text.replace('algorithm = "dns"', 'algorithm = "outside:SPEC"'))
+    said = refused(capsys, here, "train", "--config", "run.toml")
+    assert "outside:SPEC is not part of qdhuac; to import it add --algorithm outside:SPEC" in said
+    (here / "run.toml").write_text(
+        text.replace('kind = "dns"', 'kind = "outside:ARCHIVE"').replace('"dns"', '"map_elites"')
+    )
+    said = refused(capsys, here, "train", "--config", "run.toml")
+    assert "to import it add --set archive.kind=outside:ARCHIVE" in said
+
+
+def test_help_keys_lists_the_keys_of_the_chosen_algorithm_and_no_others(capsys, here):
+    for algorithm in specs.ALGORITHMS:
+        assert cli.main(["train", "--algorithm", algorithm, "--help-keys", "--set", "policy.hidden=[8,9]"]) == 0
+        lines = [line for line in capsys.readouterr().out.splitlines() if not line.startswith(" ")]
+        made = specs.make(algorithm, overrides={"policy.hidden": [8, 9]})
+        assert "policy.hidden=[8,9]" in lines
+        # What is printed is what --set takes: given back, it changes nothing.
+        values = config.parse_assignments(lines)
+        assert values.keys() == config.keys(made).keys() - {"algorithm", "preset"}
+        assert config.to_toml(config.replace(made, values)) == config.to_toml(made)
+
+
+def test_list_names_everything_that_can_be_chosen(capsys):
+    assert cli.main(["list"]) == 0
+    words = capsys.readouterr().out.split()
+    for names in (config.TASKS, specs.ALGORITHMS, specs.ARCHIVES, specs.EMITTERS):
+        assert set(names) <= set(words)
+
+
+def test_the_version(capsys):
+    with pytest.raises(SystemExit) as ended:
+        cli.main(["--version"])
+    assert ended.value.code == 0
+    assert capsys.readouterr().out == f"qdhuac {__version__}\n"
+
+
+@pytest.mark.parametrize(
+    ("words", "offered"),
+    [
+        (["tr"], {"train"}),
+        (["train", "--task", "hu"], {"humanoid", "humanoid_omni"}),
+        (["train", "--se"], {"--seed", "--seeds", "--set"}),
+        (["study", "be"], {"benchmark"}),
+        (["study", "benchmark", "--executor", ""], {"local", "ray", "slurm"}),
+        (["evaluate", ""], set()),  # the shell then offers names of files
+    ],
+)
+def test_completion_in_bash(capsys, words, offered):
+    assert cli.main(["completion", "bash"]) == 0
+    line = " ".join(f"'{word}'" for word in ["qdhuac", *words])
+    script = (
+        capsys.readouterr().out + f'\nCOMP_WORDS=({line}); COMP_CWORD={len(words)}; _qdhuac; echo "${{COMPREPLY[@]}}"'
+    )
+    done = subprocess.run(["bash", "--norc", "-u", "-c", script], capture_output=True, text=True, check=True)
+    assert set(done.stdout.split()) == offered
+
+
+@pytest.mark.parametrize("shell", ["zsh", "fish"])
+def test_completion_scripts_of_other_shells(capsys, shell):
+    assert cli.main(["completion", shell]) == 0
+    script = capsys.readouterr().out
+    assert "humanoid_omni" in script
+    if shutil.which(shell):
+        subprocess.run([shell, "-n"], input=script, text=True, check=True)
 
 
 def test_help_names_commands_and_exit_codes(capsys):

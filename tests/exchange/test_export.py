@@ -14,6 +14,7 @@ from safetensors.numpy import load_file
 
 import qdhuac
 from qdhuac import cli, presets
+from qdhuac.cli.common import choose
 from qdhuac.errors import UserError
 from qdhuac.exchange import export as write
 from qdhuac.learning import run_policy
@@ -238,7 +239,7 @@ def test_an_empty_archive_has_no_best(tmp_path):
     run = qdhuac.load(make_run(tmp_path / "run", fitness=np.full(3, -np.inf, np.float32)))
     for text in ("best", "all", "0", "nearest:0.5"):
         with pytest.raises(UserError, match="empty"):
-            write.choose(run, text)
+            choose(run, text)
 
 
 def test_a_robot_that_changed_since_training_is_refused(tmp_path):

@@ -12,7 +12,8 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 
-from qdhuac import cli, presets
+from qdhuac import presets
+from qdhuac.cli import common
 from qdhuac.errors import RunFailed, UserError
 from qdhuac.learning.policy import Policy
 from qdhuac.learning.replay import ReplayState
@@ -85,7 +86,7 @@ settings = {"task.name": "own", "task.episode_length": STEPS, "learner.utd": 0.5
 # Adam makes a whole step of a gradient that is nothing but rounding: a small one, so that runs stay comparable.
 settings["emitter.gradient_learning_rate"] = 1e-5
 goal = {"run.generations": int(generations), "run.env_steps": 0, "run.devices": int(devices)}
-together = cli._process(process[0] if process else None)
+together = common.process(process[0] if process else None)
 try:
     if command == "train":
         made = presets.make(algorithm, "smoke", settings | goal)

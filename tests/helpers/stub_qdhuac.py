@@ -10,7 +10,8 @@ import sys
 import time
 from pathlib import Path
 
-from qdhuac import cli
+from qdhuac import cli, config
+from qdhuac.cli import train as command
 from qdhuac.store import checkpoint
 from qdhuac.store.run_folder import REPORT, RunDir
 
@@ -39,13 +40,13 @@ def save(folder):
 
 
 def main():
-    arguments = cli._parser().parse_args(sys.argv[1:])
+    arguments = cli.parser().parse_args(sys.argv[1:])
     new = sys.argv[1] == "train"
     path = Path(arguments.run_dir)
     if new:
-        settings = cli._configuration(arguments)
+        settings = command.configuration(arguments)
         if settings.run.generations:  # a calibration: three generations, so that the last four lines' step fits
-            settings = cli.config.replace(settings, {"run.env_steps": 400, "run.generations": 0})
+            settings = config.replace(settings, {"run.env_steps": 400, "run.generations": 0})
         folder = RunDir.create(path, settings)
     else:
         folder = RunDir.open(path)

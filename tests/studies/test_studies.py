@@ -16,6 +16,7 @@ import pytest
 from fake_study import write_run, write_study
 
 from qdhuac import __version__, cli, config
+from qdhuac.cli import train
 from qdhuac.errors import UserError
 from qdhuac.store import checkpoint
 from qdhuac.store.run_folder import RunDir
@@ -63,7 +64,7 @@ def test_every_run_of_every_study_is_a_valid_configuration_that_train_can_be_tol
     seeds = catalogue.SEEDS[scale]
     for run in catalogue.runs(name, scale, seeds):
         config.validate(run.config)
-        told = cli._configuration(cli._parser().parse_args(["train", *catalogue.arguments(run)]))
+        told = train.configuration(cli.parser().parse_args(["train", *catalogue.arguments(run)]))
         assert config.to_toml(told) == config.to_toml(run.config)
         assert run.config.run.env_steps >= run.steps > 0
     assert [r.seed for r in catalogue.runs(name, scale, seeds)] == sorted(

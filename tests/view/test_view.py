@@ -16,8 +16,8 @@ from PIL import Image
 from safetensors.numpy import load
 from toys import toy_config
 
-from qdhuac import cli
 from qdhuac.cli import main
+from qdhuac.cli.view import newest
 from qdhuac.errors import UserError
 from qdhuac.store import repertoire
 from qdhuac.store.run_folder import RunDir
@@ -130,8 +130,8 @@ def test_without_a_folder_the_newest_run_that_can_be_shown_is_viewed(run, capsys
     run.path.rename(tmp_path / "runs" / "older")
     for name, settings in (("own", toy_config(task__name="own")), ("just-begun", toy_config())):
         RunDir.create(tmp_path / "runs" / name, settings).unlock()
-    found, settings, arrays = cli._newest_to_see()
-    assert (found.path, settings.task.name, len(arrays["fitness"]) > 0) == (Path("runs/older"), "halfcheetah", True)
+    found = newest()
+    assert (found.folder.path, found.config.task.name) == (Path("runs/older"), "halfcheetah")
 
 
 def test_a_run_without_generations_and_a_port_in_use(make_runner, run, capsys):

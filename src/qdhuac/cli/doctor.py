@@ -1,7 +1,8 @@
-"""`qdhuac doctor`: what this machine has and what will work."""
+"""Show what this machine has and what will work."""
 
 from __future__ import annotations
 
+import argparse
 import importlib.metadata
 import importlib.util
 import os
@@ -16,8 +17,12 @@ GOOD, MISSING, BAD = "[green]ok[/]", "[yellow]missing[/]", "[red]problem[/]"
 Finding = tuple[str, str, str]  # what, state, detail
 
 
-def examine() -> int:
-    """Print the findings; finding something missing is not an error."""
+def add(parser: argparse.ArgumentParser) -> None:
+    """`qdhuac doctor` has no options."""
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Print the findings; something that is missing is not an error."""
     from rich.console import Console
     from rich.markup import escape
     from rich.table import Table

@@ -22,26 +22,6 @@ from qdhuac.store.run import Policy, Run
 ONNX, RUNNER, INDEX = "policy.onnx", "run_policy.py", "policies.json"
 
 
-def choose(run: Run, text: str) -> list[Policy]:
-    """The policies that `best`, a row of the archive, `id:40`, `nearest:0.3,0.7` or `all` means."""
-    kind, _, wanted = text.partition(":")
-    try:
-        if text == "best":
-            return [run.best]
-        if text == "all":
-            run._require_somebody()
-            return run.policies
-        if kind == "nearest":
-            return [run.nearest([float(x) for x in wanted.split(",")])]
-        if kind == "id":
-            return [run.by_id(int(wanted))]
-        return [run.policy(int(text))]
-    except ValueError:
-        raise UserError(f"--policy {text!r}: expected best, all, a row, id:40, or nearest:0.3,0.7") from None
-    except UserError as error:
-        raise UserError(f"--policy {text}: {error}") from None
-
-
 def check_output(output: Path) -> None:
     """Refuse a folder that is there already."""
     if os.path.lexists(output):

@@ -124,7 +124,7 @@ def _first_intact(root: Path, with_arrays: bool) -> Checkpoint:
 
 def _read(path: Path, with_arrays: bool) -> Checkpoint:
     manifest = _read_manifest(path / MANIFEST)
-    files, record, large = (manifest.get(name) for name in ("files", "record", "large"))
+    files, record, large = (manifest.get(name, 0) for name in ("files", "record", "large"))
     if not all(isinstance(x, dict) for x in (files, record, large)):
         raise Damaged(f"{MANIFEST} is not one of ours")
     texts = {file: _checked(path, file, files) for file in TEXTS}

@@ -62,12 +62,13 @@ class Run:
     @property
     def best(self) -> Policy:
         """The fittest policy."""
-        self._require_somebody()
+        self.require_individuals()
         return self.policy(int(self.fitness.argmax()))
 
     @property
     def policies(self) -> list[Policy]:
         """All of them, in the order of the archive."""
+        self.require_individuals()
         return [self.policy(i) for i in range(len(self))]
 
     @property
@@ -82,7 +83,7 @@ class Run:
 
     def nearest(self, descriptor: Sequence[float]) -> Policy:
         """The policy whose descriptor is nearest, each dimension measured by the width of its bounds."""
-        self._require_somebody()
+        self.require_individuals()
         low, high = np.asarray(self.metadata["descriptor_bounds"], float)
         wanted = np.atleast_1d(np.asarray(descriptor, float))
         if wanted.shape != low.shape or not np.all((low <= wanted) & (wanted <= high)):
@@ -101,7 +102,7 @@ class Run:
 
     def policy(self, index: int) -> Policy:
         """The policy in a row of the archive."""
-        self._require_somebody()
+        self.require_individuals()
         if not 0 <= index < len(self):
             raise UserError(f"slot {index} is empty; the archive has policies 0 to {len(self) - 1}")
         sizes = self.metadata.get("policy")
@@ -120,7 +121,8 @@ class Run:
         number = int(self.archive["provenance/id"][index])
         return Policy(index, number, float(self.fitness[index]), descriptor, layers)
 
-    def _require_somebody(self) -> None:
+    def require_individuals(self) -> None:
+        """Refuse an empty archive."""
         if not len(self):
             raise UserError(f"{self.folder.path}: the archive is empty")
 

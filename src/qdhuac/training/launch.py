@@ -186,11 +186,6 @@ def _run(
             command = f'qdhuac.resume(task, "{path}")' if first.task.name == config.OWN else f"qdhuac resume {path}"
             print(f"saved; resume with: {command}", flush=True)
         return stop.exit_code
-    if leads:
-        from qdhuac.report.run_page import write_report
-
-        for _, folder in runs:
-            print(f"report: {write_report(folder)}", flush=True)
     return 0
 
 

@@ -1,0 +1,47 @@
+"""Find, in a few trials, the policy of an archive that still works on a damaged robot."""
+
+from __future__ import annotations
+
+import argparse
+import json
+
+from qdhuac.cli.common import add_run_dir, add_seed, load, require_robot, whole
+
+
+def add(parser: argparse.ArgumentParser) -> None:
+    """The options of `qdhuac adapt`."""
+    add_run_dir(parser)
+    parser.add_argument(
+        "--damage",
+        nargs="+",
+        action="extend",
+        default=[],
+        metavar="NAME=FACTOR",
+        help="a motor or limb and its strength from 0 to 1, or blocked; mass:BODY=FACTOR; friction=FACTOR",
+    )
+    parser.add_argument(
+        "--trials", type=whole(1, 100_000), default=10, metavar="N", help="at most N trials, default 10"
+    )
+    add_seed(parser)
+    parser.add_argument("--json", action="store_true", help="print one JSON object instead of a table")
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Print the trials and the policy that was found."""
+    from qdhuac.adaptation.damage import parse
+    from qdhuac.environment import prepare_jax, require
+
+    damages = parse(arguments.damage)
+    found = load(arguments.run_dir)
+    require_robot(found)
+    require("sklearn", "adapt")
+    prepare_jax()
+    from qdhuac.adaptation.adapt import adapt
+    from qdhuac.report.tables import print_adaptation
+
+    result = adapt(found, damages, trials=arguments.trials, seed=arguments.seed)
+    if arguments.json:
+        print(json.dumps(result, indent=1, allow_nan=False))
+    else:
+        print_adaptation(result)
+    return 0

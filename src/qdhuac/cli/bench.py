@@ -1,0 +1,30 @@
+"""Measure how fast learner, rollouts, archive and replay buffer are on this machine."""
+
+from __future__ import annotations
+
+import argparse
+import json
+
+NAMES = ("learner", "rollout", "archive", "replay")
+
+
+def add(parser: argparse.ArgumentParser) -> None:
+    """The options of `qdhuac bench`."""
+    parser.add_argument(
+        "name", nargs="?", metavar="NAME", choices=NAMES, help=f"one of: {', '.join(NAMES)}; default all"
+    )
+    parser.add_argument("--json", action="store_true", help="print one list of JSON objects instead of a table")
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Print the measurements."""
+    from qdhuac import bench
+    from qdhuac.environment import prepare_jax
+
+    prepare_jax()
+    results = bench.run(NAMES if arguments.name is None else (arguments.name,))
+    if arguments.json:
+        print(json.dumps(bench.as_objects(results), indent=1, allow_nan=False))
+    else:
+        bench.print_table(results)
+    return 0

@@ -1,0 +1,60 @@
+"""Film one policy of a run's archive."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+
+from qdhuac.cli.common import add_run_dir, add_seed, choose, file_name, load, require_robot, suggest, whole
+from qdhuac.errors import UserError
+
+
+def add(parser: argparse.ArgumentParser) -> None:
+    """The options of `qdhuac render`."""
+    add_run_dir(parser)
+    policy = parser.add_argument(
+        "--policy", default="best", help="best (default), nearest:0.3,0.7, id:40, or a row of the archive"
+    )
+    suggest(policy, ("best",))
+    parser.add_argument("--output", metavar="FILE", help="a file that ends in .mp4 or .gif; default RUN_DIR/best.mp4")
+    add_seed(parser)
+    parser.add_argument(
+        "--seconds", type=whole(1, 100_000), metavar="N", help="simulated time; default the whole episode"
+    )
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Simulate one episode and write it as a video."""
+    from qdhuac.view import video
+
+    wanted = arguments.policy
+    name = wanted if wanted == "best" else f"policy-{file_name(wanted)}"
+    default = Path(arguments.run_dir) / f"{name}.mp4"
+    output = default if arguments.output is None else Path(arguments.output)
+    found = load(arguments.run_dir)
+    require_robot(found)
+    video.check_output(output)
+    if wanted == "all":
+        raise UserError("--policy all: render films one policy")
+    (policy,) = choose(found, wanted)
+    video.choose_library()
+    from qdhuac.environment import prepare_jax
+
+    prepare_jax()
+    from qdhuac.store import repertoire
+    from qdhuac.store.run_folder import REPERTOIRE
+    from qdhuac.training.evaluation import check_genotypes
+    from qdhuac.view.trajectory import simulate, viewing_task
+
+    task, genotypes = viewing_task(found.config), repertoire.genotypes(found.archive)
+    check_genotypes(task, genotypes, str(found.folder.path / REPERTOIRE))
+    shown = simulate(task, genotypes, policy.index, arguments.seed)
+    print(
+        f"individual {policy.index} of {len(found)}: stored fitness {policy.fitness:.1f}, here "
+        f"{shown.reward.sum():.1f} in {len(shown.reward)} steps",
+        flush=True,
+    )
+    frames = None if arguments.seconds is None else round(arguments.seconds / shown.dt) + 1
+    video.write(output, task.robot.model, shown.qpos[:frames], shown.dt)
+    print(f"video: {output}")
+    return 0

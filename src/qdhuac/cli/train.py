@@ -1,0 +1,127 @@
+"""Start a new run."""
+
+from __future__ import annotations
+
+import argparse
+import time
+from pathlib import Path
+
+import tomli_w
+
+from qdhuac import config
+from qdhuac.algorithms import specs
+from qdhuac.cli.common import add_training, changes, process, suggest, whole, write_reports
+from qdhuac.config import OWN, Config
+from qdhuac.errors import UserError
+
+_DEFAULT = Config()
+
+
+def add(parser: argparse.ArgumentParser) -> None:
+    """The options of `qdhuac train`."""
+    task, algorithm, preset, backend = (
+        parser.add_argument(flag, dest=dest, metavar="NAME", help=text)
+        for flag, dest, text in (
+            ("--task", "task.name", f"default {_DEFAULT.task.name}; one of: {', '.join(config.TASKS)}"),
+            (
+                "--algorithm",
+                "algorithm",
+                f"default {_DEFAULT.algorithm}; one of: {', '.join(specs.ALGORITHMS)}; or package.module:NAME",
+            ),
+            ("--preset", "preset", f"default {_DEFAULT.preset}; one of: {', '.join(specs.preset_names())}"),
+            ("--backend", "task.backend", f"physics, default auto; one of: {', '.join(config.BACKENDS)}"),
+        )
+    )
+    suggest(task, config.TASKS)
+    suggest(algorithm, specs.ALGORITHMS)
+    suggest(preset, specs.preset_names())
+    suggest(backend, config.BACKENDS)
+    parser.add_argument("--seed", dest="run.seed", metavar="N", help="seed of everything random, default 0")
+    parser.add_argument(
+        "--seeds", type=whole(1, 1000), metavar="N", help="train N seeds side by side in one program, from --seed on"
+    )
+    parser.add_argument(
+        "--config",
+        metavar="FILE.toml",
+        help="start from a configuration as run folders hold it; the other options change it",
+    )
+    parser.add_argument("--run-dir", metavar="DIR", help="a new folder; default runs/<algorithm>-<task>-s<seed>-<time>")
+    add_training(parser, "any configuration key; see --help-keys")
+    parser.add_argument(
+        "--help-keys",
+        action="store_true",
+        help="list the configuration keys of the algorithm with their values, and stop",
+    )
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Train; returns the exit code."""
+    settings = configuration(arguments)
+    if arguments.help_keys:
+        print(keys(settings))
+        return 0
+    if settings.task.name == OWN:
+        raise UserError("task.name='own': is not part of qdhuac; train it from Python with qdhuac.train")
+    together = process(arguments.process)
+    if arguments.seeds is not None and (together.of > 1 or settings.run.devices > 1):
+        raise UserError("--seeds: runs side by side share one device; leave out --devices and --process")
+    from qdhuac.training import launch, loggers
+
+    loggers.check(arguments.log)
+    path = _default_folder(settings) if arguments.run_dir is None else Path(arguments.run_dir)
+    code = launch.train(settings, path, seeds=arguments.seeds, process=together, log=arguments.log)
+    if code == 0 and together.rank == 0:
+        write_reports(path)
+    return code
+
+
+def configuration(arguments: argparse.Namespace) -> Config:
+    """The configuration that the options ask for."""
+    overrides = changes(arguments)
+    for name in ("algorithm", "preset"):
+        if name in overrides:
+            raise UserError(f"--set {name}: use --{name}, which also brings the values that belong to it")
+    if arguments.config is not None:
+        return _from_file(arguments, overrides)
+    return specs.make(arguments.algorithm or _DEFAULT.algorithm, arguments.preset or _DEFAULT.preset, overrides)
+
+
+def _from_file(arguments: argparse.Namespace, overrides: specs.Values) -> Config:
+    """The configuration in a file. It may name code from outside of the package, but only the user has it imported."""
+    path = arguments.config
+    try:
+        text = Path(path).read_text(encoding="utf-8")
+    except (OSError, ValueError) as error:
+        raise UserError(f"--config {path}: cannot be read ({getattr(error, 'strerror', None) or error})") from None
+    if arguments.preset is not None:
+        raise UserError("--preset: a file given with --config has the values of its preset; leave out one of them")
+    outside = specs.algorithm(arguments.algorithm) if ":" in (arguments.algorithm or "") else None
+    found = specs.from_toml(text, f"--config {path}", outside)
+    if arguments.algorithm not in (None, found.algorithm):
+        raise UserError(f"--algorithm {arguments.algorithm}: {path} is of algorithm {found.algorithm}; leave it out")
+    for flag, name, given in (
+        ("--algorithm ", found.algorithm, outside),
+        ("--set archive.kind=", found.archive.kind, "archive.kind" in overrides),
+    ):
+        if ":" in name and not given:
+            raise UserError(f"--config {path}: {name} is not part of qdhuac; to import it add {flag}{name}")
+    return specs.validate(config.replace(found, overrides), outside)
+
+
+def keys(settings: Config) -> str:
+    """Every key of a configuration that `--set` reaches, with its value, what is allowed, and its meaning."""
+    lines = []
+    for name, field in config.keys(settings).items():
+        if "." in name:
+            found = config.get(settings, name)
+            shown = found if isinstance(found, str) else tomli_w.dumps({"v": found})[len("v = ") :]
+            shown = "".join(shown.split()).replace(",]", "]")
+            allowed = config.allowed(field)
+            lines.append(f"{name}={shown}\n    {field.metadata['doc']}{f' [{allowed}]' if allowed else ''}")
+    return "\n".join(lines)
+
+
+def _default_folder(settings: Config) -> Path:
+    algorithm = settings.algorithm.replace(":", "-")
+    stamp = time.strftime("%Y%m%d-%H%M%S")
+    return Path("runs") / f"{algorithm}-{settings.task.name}-s{settings.run.seed}-{stamp}"

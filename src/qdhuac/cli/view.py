@@ -1,0 +1,83 @@
+"""Show a run in the browser: its archive through the generations, and its robots."""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import os
+import socket
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from qdhuac.cli.common import add_run_dir, require_robot, warn, whole
+from qdhuac.errors import UserError
+
+if TYPE_CHECKING:
+    from qdhuac.store.run import Run
+
+
+def add(parser: argparse.ArgumentParser) -> None:
+    """The options of `qdhuac view`."""
+    add_run_dir(parser, nargs="?", help="default: the newest in runs/ that can be shown")
+    parser.add_argument(
+        "--port", type=whole(1, 65535), default=8080, metavar="N", help="port on this machine, default 8080"
+    )
+    parser.add_argument("--no-browser", action="store_true", help="print the address, but do not open a browser")
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Serve the page until Ctrl-C."""
+    found = newest() if arguments.run_dir is None else showable(arguments.run_dir)
+    warn(found.folder.notes)
+    from qdhuac.environment import prepare_jax, require
+
+    require("plotly", "view")
+    _require_free(arguments.port)
+    prepare_jax()
+    from qdhuac.store import repertoire
+    from qdhuac.store.run_folder import REPERTOIRE
+    from qdhuac.training.evaluation import check_genotypes
+    from qdhuac.view import explorer
+    from qdhuac.view.trajectory import viewing_task
+
+    task, folder = viewing_task(found.config), found.folder
+    check_genotypes(task, repertoire.genotypes(found.archive), str(folder.path / REPERTOIRE))
+    with explorer.Server(explorer.Explorer(folder, task), arguments.port) as server:
+        print(f"open {server.address} in a browser; Ctrl-C ends", flush=True)
+        if not arguments.no_browser and (os.environ.get("DISPLAY") or os.environ.get("WAYLAND_DISPLAY")):
+            server.open_browser()
+        with contextlib.suppress(KeyboardInterrupt):
+            server.serve_forever()
+    return 0
+
+
+def showable(path: str | Path) -> Run:
+    """A run that the explorer can show."""
+    from qdhuac.store.run import load_run
+    from qdhuac.store.run_folder import RunDir
+
+    if not RunDir.open(Path(path)).read_metrics():
+        raise UserError(f"{path}: no generation has ended yet, so there is nothing to show")
+    found = load_run(path)
+    require_robot(found)
+    found.require_individuals()
+    return found
+
+
+def newest() -> Run:
+    """The newest run in runs/ that the explorer can show."""
+    runs = [*Path("runs").glob("*/metrics.jsonl"), *Path("runs").glob("*/*/metrics.jsonl")]
+    for path in sorted(runs, key=lambda path: path.stat().st_mtime, reverse=True):
+        with contextlib.suppress(UserError):
+            found = showable(path.parent)
+            print(f"run folder: {path.parent}", flush=True)
+            return found
+    raise UserError("view: runs/ has no run that can be shown; name a run folder, or make one with: qdhuac train")
+
+
+def _require_free(port: int) -> None:
+    """Refuse a port that is taken, before anything is loaded."""
+    try:
+        socket.create_server(("127.0.0.1", port)).close()
+    except OSError as error:
+        raise UserError(f"--port {port}: cannot be used ({error.strerror}); name another one") from None
