@@ -105,16 +105,16 @@ def run(make_runner):
         (["render", "RUN", "--output", "a.txt"], "ends in .mp4 or .gif"),
         (["render", "RUN", "--output", "no/such/a.gif"], "no file can be written there"),
         (["render", "RUN", "--output", "a.gif", "--policy", "worst"], "--policy 'worst'"),
-        (["render", "RUN", "--output", "a.gif", "--policy", "16"], "best or a number from 0 to"),
-        (["render", "OWN"], "its robot cannot be shown"),
-        (["view", "OWN"], "its robot cannot be shown"),
-        (["view", "RUN", "--port", "0"], "--port '0'"),
+        (["render", "RUN", "--output", "a.gif", "--policy", "16"], "0 to 15"),
+        (["render", "OWN"], "does not have its robot"),
+        (["view", "OWN"], "does not have its robot"),
+        (["view", "RUN", "--port", "0"], "--port: expected a whole number from 1 to 65535"),
         (["view", "nowhere"], "no such folder"),
     ],
 )
 def test_bad_input_is_one_line(run, capsys, monkeypatch, tmp_path, arguments, text):
     monkeypatch.chdir(tmp_path)
-    RunDir.create(tmp_path / "own", toy_config(task__name="own")).unlock()
+    RunDir.open(shutil.copytree(run.path, tmp_path / "own")).write_config(toy_config(task__name="own"))
     places = {"RUN": str(run.path), "OWN": str(tmp_path / "own")}
     assert main([places.get(a, a) for a in arguments]) == 2
     error = capsys.readouterr().err
