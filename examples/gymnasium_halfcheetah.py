@@ -8,7 +8,7 @@ import sys
 import numpy as np
 
 import qdhuac
-from qdhuac.tasks.gym import GymnasiumTask
+from qdhuac.tasks import GymnasiumTask
 
 FEET = ("bfoot", "ffoot")
 

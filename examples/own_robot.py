@@ -4,32 +4,28 @@ The simulator here is a puck on a table, in plain NumPy. Run it with ``python ex
 """
 
 import argparse
-import types
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
-from qdhuac import presets
-from qdhuac.learning.policy import Policy
-from qdhuac.learning.run_policy import act
-from qdhuac.training.build import build_algorithm
-from qdhuac.types import Evaluation, Transition
+from qdhuac.algorithms import build, make
+from qdhuac.learning import Policy, act
+from qdhuac.tasks import Evaluation, Transition
 
 STEPS, BATCH = 50, 8
 
-# What the algorithm has to know of the robot. It never sees the simulator.
-ROBOT = types.SimpleNamespace(
-    policy=Policy(obs_size=4, action_size=2, hidden=(32, 32)),
-    obs_size=4,
-    action_size=2,
-    support=(-60.0, 60.0),  # discounted returns to expect
-    descriptor_bounds=((-1.0, -1.0), (1.0, 1.0)),
-)
+
+class Robot:
+    """What the algorithm has to know of the robot. It never sees the simulator."""
+
+    policy = Policy(obs_size=4, action_size=2, hidden=(32, 32))
+    support = (-60.0, 60.0)  # discounted returns to expect
+    descriptor_bounds = ((-1.0, -1.0), (1.0, 1.0))
 
 
 def simulate(genotypes):
-    """Tries each policy once. The descriptor is where the puck ends; the reward is for speed, less the effort."""
+    """Try each policy once. The descriptor is where the puck ends; the reward is for speed, less the effort."""
     genotypes = jax.tree.map(np.asarray, genotypes)
     rows = {name: [] for name in Transition._fields if name != "contacts"}
     layers = [genotypes[f"Dense_{i}"] for i in range(3)]
@@ -64,7 +60,7 @@ def simulate(genotypes):
 
 
 def main(argv=None):
-    """Prints the best fitness along the way, and returns the last state."""
+    """Print the best fitness along the way; return the last state."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--generations", type=int, default=30)
     parser.add_argument("--updates", type=int, default=100, help="of the learner, per generation")
@@ -72,7 +68,7 @@ def main(argv=None):
 
     # The preset `smoke` has networks of a size that fits so small a robot.
     settings = {"emitter.batch_size": BATCH, "emitter.exploration_rollouts": 0, "archive.capacity": 64}
-    algorithm = build_algorithm(presets.make("qdhuac", "smoke", settings), ROBOT)
+    algorithm = build(make("qdhuac", "smoke", settings), Robot())
     ask, tell, learn = jax.jit(algorithm.ask), jax.jit(algorithm.tell), jax.jit(algorithm.learn)
 
     state = algorithm.init(jax.random.key(0))
@@ -84,7 +80,7 @@ def main(argv=None):
         fitness = state.archive.fitness
         print(
             f"generation {generation:3d}   policies {int(jnp.isfinite(fitness).sum()):3d}   "
-            f"best {float(fitness.max()):6.2f}   critic loss {float(learnt['critic_loss']):.3f}"
+            f"best {float(fitness.max()):6.2f}   critic loss {float(learnt.means['critic_loss']):.3f}"
         )
     return state
 

@@ -8,10 +8,11 @@ import argparse
 import jax
 import jax.numpy as jnp
 
-from qdhuac.algorithms.evolution import evolution
+from qdhuac import PassiveGrid, scores
+from qdhuac.algorithms import QDAlgorithm
 from qdhuac.archives import DominatedNoveltyArchive, GridArchive
-from qdhuac.metrics import PassiveGrid, scores
-from qdhuac.types import Evaluation
+from qdhuac.emitters import IsoLine
+from qdhuac.tasks import Evaluation
 
 JOINTS, BATCH = 100, 100
 LOW, HIGH = (0.0, 0.0), (1.0, 1.0)  # bounds of the descriptor
@@ -36,20 +37,18 @@ def simulate(genotypes):
 
 
 def main(argv=None):
-    """Prints the scores ten times along the way, and returns them."""
+    """Print the scores ten times along the way; return them."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("archive", choices=ARCHIVES, nargs="?", default="dns")
     parser.add_argument("--generations", type=int, default=500)
     parser.add_argument("--seed", type=int, default=0)
     args = parser.parse_args(argv)
 
-    algorithm = evolution(
+    algorithm = QDAlgorithm(
+        fresh=lambda key: jax.random.uniform(key, (JOINTS,)),  # a random genotype
+        emitters=((IsoLine(sigma_iso=0.01, sigma_line=0.2), BATCH),),  # each with its share of the batch
         archive=ARCHIVES[args.archive](),
-        fresh=lambda key: jax.random.uniform(key, (JOINTS,)),
         descriptor_size=2,
-        batch_size=BATCH,
-        sigma_iso=0.01,
-        sigma_line=0.2,
     )
     grid = PassiveGrid.over(LOW, HIGH)  # it only measures: the same 1024 cells, whichever archive selects
     ask, tell, measure = jax.jit(algorithm.ask), jax.jit(algorithm.tell), jax.jit(grid.add)

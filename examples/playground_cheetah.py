@@ -9,7 +9,7 @@ import jax.numpy as jnp
 from mujoco_playground import registry
 
 import qdhuac
-from qdhuac.tasks.playground import PlaygroundTask
+from qdhuac.tasks import PlaygroundTask
 
 FEET = ("bfoot", "ffoot")
 # A reward is at most 1 here and about 10 in HalfCheetah, for which the default of 0.01 was made.

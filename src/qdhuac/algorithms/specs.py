@@ -391,8 +391,34 @@ def builder(where: str) -> Callable[..., Any]:
     return getattr(importlib.import_module(module), name)
 
 
+def build(config: Config, task: Any, outside: AlgorithmSpec | None = None) -> Any:
+    """The algorithm of a configuration.
+
+    Args:
+        config: as `make` returns it.
+        task: what the algorithm has to know of the task: at least `policy` and `descriptor_bounds`, and `support` if
+            its critic learns a distribution.
+        outside: the specification of an algorithm that is not part of the package.
+
+    Returns:
+        An `Algorithm`: pure functions `init`, `ask`, `tell` and `learn`.
+    """
+    spec = outside or algorithm(config.algorithm)
+    made = builder(archive(config.archive.kind).build)(config.archive, task.descriptor_bounds)
+    return builder(spec.build)(config.settings, task, made)
+
+
 def make(wanted: str | AlgorithmSpec = "qdhuac", preset: str = "laptop", overrides: Values | None = None) -> Config:
-    """A validated configuration: the algorithm's defaults, its preset, the overrides."""
+    """A configuration: the algorithm's defaults, then its preset, then the overrides.
+
+    Args:
+        wanted: the name of an algorithm, `package.module:NAME` of one of your own, or its specification.
+        preset: one of the algorithm's presets, such as "laptop" or "smoke".
+        overrides: values of configuration keys, such as `{"archive.capacity": 100}`.
+
+    Raises:
+        UserError: an unknown name, a value of the wrong type or out of range, or keys that do not go together.
+    """
     spec = algorithm(wanted)
     if preset not in spec.presets:
         raise UserError(f"unknown preset {preset!r} of {spec.name}; choose from: {', '.join(spec.presets)}")

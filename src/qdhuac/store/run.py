@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import itertools
 import os
+import warnings
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -127,8 +128,26 @@ class Run:
             raise UserError(f"{self.folder.path}: the archive is empty")
 
 
+def load(run_dir: str | os.PathLike[str]) -> Run:
+    """Read what a run has found: its archive, its policies and its metrics. Nothing is changed, no code is run.
+
+    Args:
+        run_dir: the folder of a run, which may still be training.
+
+    Returns:
+        The run. Damaged files are read from a checkpoint instead, with a warning.
+
+    Raises:
+        UserError: this is not a run folder, or it has saved nothing yet.
+    """
+    run = load_run(run_dir)
+    for text in run.folder.notes:
+        warnings.warn(text, stacklevel=2)
+    return run
+
+
 def load_run(run_dir: str | os.PathLike[str]) -> Run:
-    """Read a run folder; nothing of it is changed."""
+    """As `load`, but what is wrong with the files is left in `folder.notes`."""
     folder = RunDir.open(Path(run_dir))
     config = folder.read_config()
     return Run(folder, config, *repertoire.find(folder))

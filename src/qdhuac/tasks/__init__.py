@@ -1,1 +1,26 @@
-"""How policies fare: robots, and the rollout that turns policies into evaluations."""
+"""Tasks evaluate policies: robots, Gymnasium, MuJoCo Playground, or one of your own."""
+
+from typing import TYPE_CHECKING
+
+from qdhuac.exports import lazy
+
+if TYPE_CHECKING:
+    from qdhuac.tasks.gym import GymnasiumTask as GymnasiumTask
+    from qdhuac.tasks.mjx import Locomotion as Locomotion
+    from qdhuac.tasks.native import NativeLocomotion as NativeLocomotion
+    from qdhuac.tasks.playground import PlaygroundTask as PlaygroundTask
+    from qdhuac.types import Evaluation as Evaluation
+    from qdhuac.types import Exploration as Exploration
+    from qdhuac.types import Task as Task
+    from qdhuac.types import Transition as Transition
+
+__getattr__, __all__ = lazy(
+    __name__,
+    {
+        "qdhuac.tasks.gym": "GymnasiumTask",
+        "qdhuac.tasks.mjx": "Locomotion",
+        "qdhuac.tasks.native": "NativeLocomotion",
+        "qdhuac.tasks.playground": "PlaygroundTask",
+        "qdhuac.types": "Evaluation Exploration Task Transition",
+    },
+)

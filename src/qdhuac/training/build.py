@@ -49,6 +49,4 @@ def build_task(config: Config) -> Any:
 
 def build_algorithm(config: Config, task: Any, outside: AlgorithmSpec | None = None) -> Algorithm:
     """The algorithm over the archive that the configuration asks for; `outside` is its spec if the package has none."""
-    spec = outside or specs.algorithm(config.algorithm)
-    archive = specs.builder(specs.archive(config.archive.kind).build)(config.archive, task.descriptor_bounds)
-    return specs.builder(spec.build)(config.settings, task, archive)
+    return specs.build(config, task, outside)
