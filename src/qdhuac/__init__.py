@@ -17,12 +17,4 @@ if TYPE_CHECKING:
 
 __version__ = "0.1.0"
 
-__getattr__, __all__ = lazy(
-    __name__,
-    {
-        "qdhuac.api": "resume train",
-        "qdhuac.errors": "RunFailed UserError",
-        "qdhuac.metrics": "PassiveGrid scores",
-        "qdhuac.store.run": "Policy Run load",
-    },
-)
+__getattr__, __all__ = lazy(__name__)

@@ -2,17 +2,24 @@
 
 from __future__ import annotations
 
+import ast
 import importlib
-from collections.abc import Callable, Mapping
+import sys
+from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 
-def lazy(package: str, names: Mapping[str, str]) -> tuple[Callable[[str], Any], list[str]]:
-    """`__getattr__` and `__all__` of a package; `names` maps a module to the names that it provides.
+def lazy(package: str) -> tuple[Callable[[str], Any], list[str]]:
+    """`__getattr__` and `__all__` of a package, whose names are those that it imports under `if TYPE_CHECKING`.
 
-    A name must not be that of a submodule, which would take its place once it is imported.
+    So type checkers and editors see ordinary imports. A name must not be that of a submodule, which would take its
+    place once it is imported.
     """
-    home = {name: module for module, provided in names.items() for name in provided.split()}
+    source = Path(str(sys.modules[package].__file__)).read_text(encoding="utf-8")
+    guarded = [node for node in ast.parse(source).body if isinstance(node, ast.If)]
+    imports = [node for block in guarded for node in block.body if isinstance(node, ast.ImportFrom)]
+    home = {alias.name: str(node.module) for node in imports for alias in node.names}
 
     def get(name: str) -> Any:
         if name not in home:

@@ -15,16 +15,10 @@ if TYPE_CHECKING:
     from qdhuac.algorithms.specs import ArchiveSpec as ArchiveSpec
     from qdhuac.algorithms.specs import EmitterSpec as EmitterSpec
     from qdhuac.algorithms.specs import build as build
+    from qdhuac.algorithms.specs import builder as builder
     from qdhuac.algorithms.specs import make as make
     from qdhuac.types import Algorithm as Algorithm
     from qdhuac.types import Emission as Emission
     from qdhuac.types import Metrics as Metrics
 
-__getattr__, __all__ = lazy(
-    __name__,
-    {
-        "qdhuac.algorithms.engine": "Learner QDAlgorithm State",
-        "qdhuac.algorithms.specs": "ALGORITHMS ARCHIVES AlgorithmSpec ArchiveSpec EMITTERS EmitterSpec build make",
-        "qdhuac.types": "Algorithm Emission Metrics",
-    },
-)
+__getattr__, __all__ = lazy(__name__)

@@ -40,7 +40,7 @@ def build(s: QDHUACSettings, task: Any, archive: Archive) -> QDAlgorithm:
 
 
 def target_free(s: TargetFreeSettings, task: Any, slots: int) -> tuple[TargetFreeLearner, Replay, Any]:
-    """The learner, its replay buffer, and what it observes of evaluations; a probe keeps returns of `slots` policies."""
+    """The learner, its replay buffer, and what it observes of evaluations; a probe keeps `slots` returns."""
     critic = s.critic.on_support(*task.support)
     if not critic.v_min < critic.v_max:
         raise UserError(f"critic.v_min={critic.v_min:g}: must be below critic.v_max={critic.v_max:g}")

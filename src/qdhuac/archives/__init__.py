@@ -12,11 +12,4 @@ if TYPE_CHECKING:
     from qdhuac.types import Individuals as Individuals
     from qdhuac.types import Provenance as Provenance
 
-__getattr__, __all__ = lazy(
-    __name__,
-    {
-        "qdhuac.archives.dns": "DominatedNoveltyArchive dominated_novelty",
-        "qdhuac.archives.grid": "GridArchive",
-        "qdhuac.types": "Archive Individuals Provenance",
-    },
-)
+__getattr__, __all__ = lazy(__name__)

@@ -20,14 +20,4 @@ if TYPE_CHECKING:
     from qdhuac.emitters.isoline import IsoLine as IsoLine
     from qdhuac.types import Told as Told
 
-__getattr__, __all__ = lazy(
-    __name__,
-    {
-        "qdhuac.emitters.actor": "ExploringActor InjectedActor",
-        "qdhuac.emitters.actor_critic": "actor_critic_emitters",
-        "qdhuac.emitters.base": "Emitter Offspring Seen Stateless no_parents one_parent slots",
-        "qdhuac.emitters.gradient": "GradientChildren gradient_mutation",
-        "qdhuac.emitters.isoline": "IsoLine",
-        "qdhuac.types": "Told",
-    },
-)
+__getattr__, __all__ = lazy(__name__)

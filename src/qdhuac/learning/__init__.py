@@ -13,13 +13,4 @@ if TYPE_CHECKING:
     from qdhuac.learning.target_free import TargetFreeLearner as TargetFreeLearner
     from qdhuac.learning.td3 import TD3Learner as TD3Learner
 
-__getattr__, __all__ = lazy(
-    __name__,
-    {
-        "qdhuac.learning.policy": "Policy",
-        "qdhuac.learning.replay": "Batch Replay ReplayState",
-        "qdhuac.learning.run_policy": "act",
-        "qdhuac.learning.target_free": "TargetFreeLearner",
-        "qdhuac.learning.td3": "TD3Learner",
-    },
-)
+__getattr__, __all__ = lazy(__name__)

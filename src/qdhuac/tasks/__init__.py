@@ -14,13 +14,4 @@ if TYPE_CHECKING:
     from qdhuac.types import Task as Task
     from qdhuac.types import Transition as Transition
 
-__getattr__, __all__ = lazy(
-    __name__,
-    {
-        "qdhuac.tasks.gym": "GymnasiumTask",
-        "qdhuac.tasks.mjx": "Locomotion",
-        "qdhuac.tasks.native": "NativeLocomotion",
-        "qdhuac.tasks.playground": "PlaygroundTask",
-        "qdhuac.types": "Evaluation Exploration Task Transition",
-    },
-)
+__getattr__, __all__ = lazy(__name__)
