@@ -178,6 +178,9 @@ class LearnerConfig:
     initial_temperature: float = key(0.01, "entropy temperature at the start; 0: no entropy term, ever", ge=0, le=100)
     policy_delay: int = key(1, "critic updates per actor update", ge=1, le=1000)
     target_tau: float = key(0.0, "0: no target network; otherwise Polyak rate of one", ge=0, le=1)
+    normalise_observations: bool = key(
+        False, "the actor sees observations in standard deviations from their running mean; its genotype stays plain"
+    )
     probe: bool = key(False, "log what a Polyak target that never trains would have predicted")
 
 

@@ -17,7 +17,7 @@ from qdhuac.types import Archive
 
 def build(s: ActorSettings, task: Any, archive: Archive) -> QDAlgorithm:
     """The algorithm for a task."""
-    learner, replay, observe = target_free(s, task, archive.capacity)
+    learner, replay = target_free(s, task, archive.capacity)
     return QDAlgorithm(
         fresh=task.policy.init,
         emitters=((ExploringActor(learner.injected, learner.head, archived=True), s.emitter.batch_size),),
@@ -26,5 +26,5 @@ def build(s: ActorSettings, task: Any, archive: Archive) -> QDAlgorithm:
         replay=replay,
         learner=learner,
         updates_per_step=s.learner.utd,
-        observe=observe,
+        observe=learner.observe,
     )

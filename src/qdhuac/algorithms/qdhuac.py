@@ -8,13 +8,12 @@ from __future__ import annotations
 
 from typing import Any
 
-from qdhuac.algorithms.engine import QDAlgorithm, nothing_observed
+from qdhuac.algorithms.engine import QDAlgorithm
 from qdhuac.algorithms.specs import QDHUACSettings, TargetFreeSettings
 from qdhuac.emitters.actor import ExploringActor
 from qdhuac.emitters.actor_critic import actor_critic_emitters
 from qdhuac.emitters.base import slots
 from qdhuac.errors import UserError
-from qdhuac.learning import probe
 from qdhuac.learning.replay import Replay
 from qdhuac.learning.target_free import TargetFreeLearner
 from qdhuac.types import Archive
@@ -22,7 +21,7 @@ from qdhuac.types import Archive
 
 def build(s: QDHUACSettings, task: Any, archive: Archive) -> QDAlgorithm:
     """The algorithm for a task; the support is the task's own where the configuration leaves it open."""
-    learner, replay, observe = target_free(s, task, archive.capacity)
+    learner, replay = target_free(s, task, archive.capacity)
     explorers = s.emitter.exploration_rollouts
     return QDAlgorithm(
         fresh=task.policy.init,  # line 1
@@ -35,15 +34,14 @@ def build(s: QDHUACSettings, task: Any, archive: Archive) -> QDAlgorithm:
         replay=replay,  # line 8
         learner=learner,  # lines 9 to 15
         updates_per_step=s.learner.utd,
-        observe=observe,
+        observe=learner.observe,
     )
 
 
-def target_free(s: TargetFreeSettings, task: Any, slots: int) -> tuple[TargetFreeLearner, Replay, Any]:
-    """The learner, its replay buffer, and what it observes of evaluations; a probe keeps `slots` returns."""
+def target_free(s: TargetFreeSettings, task: Any, slots: int) -> tuple[TargetFreeLearner, Replay]:
+    """The learner, which may have a probe of an archive with so many slots, and its replay buffer."""
     critic = s.critic.on_support(*task.support)
     if not critic.v_min < critic.v_max:
         raise UserError(f"critic.v_min={critic.v_min:g}: must be below critic.v_max={critic.v_max:g}")
     learner = TargetFreeLearner(task.policy, critic, s.learner, slots)
-    replay = Replay.of(s.replay, task.policy.obs_size, task.policy.action_size)
-    return learner, replay, probe.observer(learner) if s.learner.probe else nothing_observed
+    return learner, Replay.of(s.replay, task.policy.obs_size, task.policy.action_size)

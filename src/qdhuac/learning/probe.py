@@ -7,8 +7,7 @@ beside the agents' true discounted returns. All numbers are in raw units (not ti
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -45,17 +44,6 @@ def follow(probe: Probe, critics: tuple[Params, ...], stats: tuple[Stats, ...]) 
         critics=optax.incremental_update(critics, probe.critics, RATE),
         stats=optax.incremental_update(stats, probe.stats, RATE),
     )
-
-
-def observer(learner: TargetFreeLearner) -> Callable[..., tuple[LearnerState, Metrics]]:
-    """What a learner with a probe does with each evaluation: compare predictions, then remember the returns."""
-
-    def observe(state: Any, evaluation: Evaluation, told: Told, stored: Array) -> tuple[LearnerState, Metrics]:
-        metrics = compare(learner, state, evaluation, told)
-        seen = remember(state.probe, evaluation, told, learner.config.discount)
-        return state._replace(probe=seen), metrics
-
-    return observe
 
 
 def compare(learner: TargetFreeLearner, state: LearnerState, evaluation: Evaluation, told: Told) -> Metrics:

@@ -14,17 +14,18 @@ import jax.numpy as jnp
 import optax
 
 from qdhuac.config import CriticConfig, LearnerConfig
-from qdhuac.learning import categorical, probe
+from qdhuac.learning import categorical, moments, probe
 from qdhuac.learning.critic import Critic, Params, Stats
+from qdhuac.learning.moments import Moments
 from qdhuac.learning.policy import Layer, Policy
 from qdhuac.learning.probe import Probe
 from qdhuac.learning.replay import Batch, Replay, ReplayState
 from qdhuac.learning.updates import Means, guard, run
-from qdhuac.types import Array, Genotype, Metrics
+from qdhuac.types import Array, Evaluation, Genotype, Metrics, Told
 
 
 class Actor(NamedTuple):
-    policy: Genotype  # what is injected
+    policy: Genotype  # on scaled observations with `normalise_observations`
     head: Layer  # log-std, the learner's alone
 
 
@@ -39,6 +40,7 @@ class LearnerState(NamedTuple):
     temperature_optimiser: Any
     updates: Array  # int32
     probe: Probe | None = None  # only with `learner.probe`
+    seen: Moments | None = None  # of observations, only with `normalise_observations`
 
 
 @dataclasses.dataclass(frozen=True)
@@ -101,6 +103,7 @@ class TargetFreeLearner:
             temperature_optimiser=self._adam(self.config.temperature_learning_rate).init(log_temperature),
             updates=jnp.int32(0),
             probe=probe.init(critics, stats, self.slots) if self.config.probe else None,
+            seen=moments.init(self.policy.obs_size) if self.config.normalise_observations else None,
         )
 
     def learn(
@@ -108,6 +111,21 @@ class TargetFreeLearner:
     ) -> tuple[LearnerState, ReplayState, Metrics]:
         """`updates` updates from the buffer."""
         return run(self.update, state, replay, buffer, key, updates, self.config.batch_size)
+
+    def observe(
+        self, state: LearnerState, evaluation: Evaluation, told: Told, stored: Array
+    ) -> tuple[LearnerState, Metrics]:
+        """What the learner takes from an evaluation itself, of which the rows `stored` [B, T] are in the buffer."""
+        metrics = Metrics({}, {}, {})
+        if state.seen is not None:
+            assert evaluation.transitions is not None
+            obs = evaluation.transitions.obs
+            seen = moments.add(state.seen, obs.reshape(-1, obs.shape[-1]), stored.reshape(-1))
+            state = state._replace(seen=seen)
+        if state.probe is not None:
+            metrics = probe.compare(self, state, evaluation, told)
+            state = state._replace(probe=probe.remember(state.probe, evaluation, told, self.config.discount))
+        return state, metrics
 
     def update(self, state: LearnerState, batch: Batch, key: Array) -> tuple[LearnerState, Array, Metrics]:
         """One update of critic, actor and temperature. Returns the new absolute errors [B] as priorities.
@@ -150,7 +168,7 @@ class TargetFreeLearner:
         """Cross-entropy to the projected target of the critic with the lower mean (Algorithm 1, lines 11-12)."""
         t, size = batch.transition, len(batch.weights)
         noise = jax.random.normal(key, t.action.shape)
-        next_action, next_log_prob = self.policy.sample(*state.actor, t.next_obs, noise)
+        next_action, next_log_prob = self.policy.sample(*self.plain(state, state.actor), t.next_obs, noise)
         obs = jnp.concatenate([t.obs, t.next_obs])
         action = jnp.concatenate([t.action, next_action])
 
@@ -219,8 +237,12 @@ class TargetFreeLearner:
         )
 
     def injected(self, state: LearnerState) -> Genotype:
-        """The actor as a genotype: without its log-std head."""
-        return state.actor.policy
+        """The actor as a genotype: on raw observations, without its log-std head."""
+        return self.plain(state, state.actor).policy
+
+    def plain(self, state: LearnerState, actor: Actor) -> Actor:
+        """An actor on raw observations that does what `actor` does on scaled ones."""
+        return actor if state.seen is None else actor._replace(policy=moments.fold(state.seen, actor.policy))
 
     def head(self, state: LearnerState) -> Layer:
         """The actor's log-std head, with which it explores."""
@@ -228,7 +250,7 @@ class TargetFreeLearner:
 
     def actor_loss(self, actor: Actor, state: LearnerState, obs: Array, noise: Array) -> tuple[Array, Array]:
         """``alpha log pi - E[Z]`` (Algorithm 1, lines 13-14), and the entropy estimate."""
-        action, log_prob = self.policy.sample(*actor, obs, noise)
+        action, log_prob = self.policy.sample(*self.plain(state, actor), obs, noise)
         value = self.value(state, obs, action)
         return jnp.mean(jnp.exp(state.log_temperature) * log_prob - value), -jnp.mean(log_prob)
 
