@@ -6,6 +6,7 @@ import argparse
 import ast
 import dataclasses
 import html
+import importlib
 import math
 import posixpath
 import re
@@ -20,6 +21,7 @@ ROOT = Path(__file__).parent.parent
 SOURCE = ROOT / "src" / "qdhuac"
 PAGES = {"README.md": "index.md", "CHANGELOG.md": "changelog.md", "CONTRIBUTING.md": "contributing.md"}
 SHARED = ("task.", "policy.", "archive.", "run.")  # sections of every configuration
+ROOMS = ("qdhuac", *(f"qdhuac.{name}" for name in ("algorithms", "emitters", "archives", "tasks", "learning")))
 LINK = re.compile(r"\]\((?!https?:|#)([^)#\s]+)")
 
 
@@ -68,6 +70,16 @@ def configuration_page() -> str:
             f"{spec.title}: {spec.purpose}.",
             _table(("key", *presets, "allowed", "meaning"), rows),
         ]
+    return "\n\n".join(out) + "\n"
+
+
+def api_page() -> str:
+    """What each package exports; mkdocstrings puts signatures and docstrings in the place of each `:::` line."""
+    out = ["# Python", "Everything else in the package may change without notice."]
+    for name in ROOMS:
+        room = importlib.import_module(name)
+        out += [f"## {name}", room.__doc__ or ""]
+        out += [f"::: {name}.{one}" for one in room.__all__ if not one.isupper()]
     return "\n\n".join(out) + "\n"
 
 
@@ -128,7 +140,10 @@ def on_files(files: Any, config: Any) -> Any:
     """Add the pages that are made from code, and those that lie outside of this folder."""
     from mkdocs.structure.files import File
 
-    made, needed = {"commands.md": commands_page(), "configuration.md": configuration_page()}, set()
+    made, needed = (
+        {"commands.md": commands_page(), "configuration.md": configuration_page(), "api.md": api_page()},
+        set(),
+    )
     for name, page in PAGES.items():
         made[page], more = with_links((ROOT / name).read_text(), name)
         needed |= more

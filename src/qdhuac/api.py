@@ -30,9 +30,24 @@ def train(
     settings: Mapping[str, Any] | None = None,
     log: str | None = None,
 ) -> Run:
-    """A new run; `settings` are configuration keys, such as `{"run.env_steps": 50_000}`; `log` as `--log`.
+    """Train on a task of your own and write the report.
 
-    Ctrl-C saves the run and raises `KeyboardInterrupt`; SIGTERM and a closed terminal raise `SystemExit`.
+    Args:
+        task: how a policy is evaluated; see `qdhuac.tasks.Task`.
+        run_dir: a folder that does not exist yet.
+        algorithm: one of `qdhuac.algorithms.ALGORITHMS`, or `package.module:NAME` of one of your own.
+        preset: one of the algorithm's presets.
+        settings: values of configuration keys, such as `{"run.env_steps": 50_000}`.
+        log: "tensorboard" or "wandb": metrics go there as well.
+
+    Returns:
+        The run, as `qdhuac.load` reads it.
+
+    Raises:
+        UserError: an option or a result of the task is not what it must be; nothing has been trained.
+        RunFailed: the run cannot continue, such as when the disk is full; what was trained is saved.
+        KeyboardInterrupt: Ctrl-C; the run is saved first.
+        SystemExit: SIGTERM or a closed terminal; the run is saved first.
     """
     loggers.check(log)
     fixed: dict[str, Any] = {"task.name": config.OWN, "task.episode_length": task.episode_length}
@@ -54,7 +69,17 @@ def resume(
     settings: Mapping[str, Any] | None = None,
     log: str | None = None,
 ) -> Run:
-    """Go on with a run of `train`; `settings` may change its goal, such as `{"run.env_steps": 100_000}`."""
+    """Continue a run of `train`, also beyond its first goal. Raises what `train` raises.
+
+    Args:
+        task: the task that the run was started with.
+        run_dir: the folder of the run.
+        settings: keys of section `run` that change, such as `{"run.env_steps": 100_000}`.
+        log: as for `train`.
+
+    Returns:
+        The run, as `qdhuac.load` reads it.
+    """
     loggers.check(log)
 
     def check(folder: RunDir, made: Config) -> None:

@@ -22,7 +22,7 @@ PROVENANCE = ("id", "parents_0", "parents_1", "operator", "generation")
 
 
 def to_frame(individuals: Individuals) -> Any:
-    """One row per individual; empty slots are left out."""
+    """Individuals as a pandas DataFrame with one row each; empty slots are left out."""
     pandas = require("pandas", "pandas")
     solution, objective, measures, provenance = _rows(individuals)
     columns = {f"solution_{i}": solution[:, i] for i in range(solution.shape[1])}
@@ -31,7 +31,15 @@ def to_frame(individuals: Individuals) -> Any:
 
 
 def from_frame(frame: Any, genotype: Genotype) -> Individuals:
-    """The individuals in a data frame of ours or of pyribs'; `genotype` is one that they are shaped like."""
+    """The individuals in a data frame of ours or of pyribs.
+
+    Args:
+        frame: columns `solution_0`, ..., `objective`, `measures_0`, ...; provenance is -1 where it is missing.
+        genotype: one genotype, without the batch dimension, that the rows of `solution` are shaped like.
+
+    Raises:
+        UserError: a column is missing, or the genotype has another number of values than there are columns.
+    """
     leaves, structure = jax.tree.flatten(genotype)
     sizes = [int(np.size(leaf)) for leaf in leaves]
     solution = _columns(frame, "solution")
@@ -60,7 +68,11 @@ def from_frame(frame: Any, genotype: Genotype) -> Individuals:
 
 
 def to_ribs(individuals: Individuals, archive: Any) -> Any:
-    """Add the individuals to an archive of pyribs, such as a `GridArchive` or `CVTArchive`, and return it."""
+    """Add the individuals to an archive of pyribs, such as a `GridArchive` or `CVTArchive`, and return it.
+
+    Raises:
+        UserError: the archive's `solution_dim` or `measure_dim` is not that of the individuals.
+    """
     solution, objective, measures, _ = _rows(individuals)
     for name, expected, got in (
         ("solution_dim", archive.solution_dim, solution.shape[1]),
@@ -74,7 +86,7 @@ def to_ribs(individuals: Individuals, archive: Any) -> Any:
 
 
 def from_ribs(archive: Any, genotype: Genotype) -> Individuals:
-    """The elites of an archive of pyribs; `genotype` is one that they are shaped like."""
+    """The elites of an archive of pyribs; arguments and errors as for `from_frame`."""
     return from_frame(archive.data(return_type="pandas"), genotype)
 
 

@@ -34,13 +34,21 @@ class Policy:
     layers: run_policy.Layers
 
     def __call__(self, obs: Any) -> np.ndarray:
-        """Actions between -1 and 1 for one observation [obs] or for many [..., obs]."""
+        """Actions [..., action_size] between -1 and 1 for observations [..., obs_size].
+
+        Raises:
+            ValueError: the observations have another size.
+        """
         return run_policy.act(self.layers, obs)
 
 
 @dataclasses.dataclass(frozen=True)
 class Run:
-    """A run folder that has been read; `archive` has the arrays of `repertoire.safetensors` by name."""
+    """What a run has found, as `qdhuac.load` reads it.
+
+    `len(run)` is the number of policies N. `archive` holds the arrays of `repertoire.safetensors` by name, `config` the
+    configuration, and `metadata` what the repertoire says about its task.
+    """
 
     folder: RunDir
     config: Config
@@ -52,12 +60,12 @@ class Run:
 
     @property
     def fitness(self) -> np.ndarray:
-        """[N]"""
+        """The return of one episode of each policy [N]."""
         return self.archive["fitness"]
 
     @property
     def descriptor(self) -> np.ndarray:
-        """[N, D]"""
+        """The descriptor of each policy [N, D]."""
         return self.archive["descriptor"]
 
     @property
@@ -68,22 +76,29 @@ class Run:
 
     @property
     def policies(self) -> list[Policy]:
-        """All of them, in the order of the archive."""
+        """All policies in the order of the archive."""
         self.require_individuals()
         return [self.policy(i) for i in range(len(self))]
 
     @property
     def individuals(self) -> Individuals:
-        """The archive as `qdhuac.exchange.frames` and `qdhuac.exchange.qdax` take it."""
+        """The archive as JAX arrays, which `qdhuac.exchange.frames` and `qdhuac.exchange.qdax` take."""
         return repertoire.individuals(self.archive)
 
     @property
     def metrics(self) -> Any:
-        """One row per generation, as a pandas DataFrame."""
+        """The metrics as a pandas DataFrame with one row per generation; needs the extra `pandas`."""
         return require("pandas", "pandas").DataFrame(self.folder.read_metrics())
 
     def nearest(self, descriptor: Sequence[float]) -> Policy:
-        """The policy whose descriptor is nearest, each dimension measured by the width of its bounds."""
+        """The policy whose descriptor is nearest, each dimension divided by the width of its bounds.
+
+        Args:
+            descriptor: the wanted descriptor [D].
+
+        Raises:
+            UserError: it does not have D numbers, or one is outside of its bounds, or the archive is empty.
+        """
         self.require_individuals()
         low, high = np.asarray(self.metadata["descriptor_bounds"], float)
         wanted = np.atleast_1d(np.asarray(descriptor, float))
@@ -95,14 +110,22 @@ class Run:
         return self.policy(int(distance.argmin()))
 
     def by_id(self, number: int) -> Policy:
-        """The policy of an individual, whose id is what the explorer and the history show."""
+        """The policy of an individual by its id, which the explorer and the history show.
+
+        Raises:
+            UserError: the archive does not hold this individual.
+        """
         (rows,) = np.nonzero(self.archive["provenance/id"] == number)
         if not len(rows):
             raise UserError(f"individual {number} is not in the archive, or not any more")
         return self.policy(int(rows[0]))
 
     def policy(self, index: int) -> Policy:
-        """The policy in a row of the archive."""
+        """The policy in a row of the archive, from 0 to N - 1.
+
+        Raises:
+            UserError: there is no such row, or the genotypes are not policies.
+        """
         self.require_individuals()
         if not 0 <= index < len(self):
             raise UserError(f"slot {index} is empty; the archive has policies 0 to {len(self) - 1}")

@@ -1,0 +1,65 @@
+"""The public surface: what `qdhuac` and its rooms export, that it is lazy, and that examples need nothing else."""
+
+import ast
+import importlib
+import inspect
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parent.parent
+ROOMS = ["qdhuac", *(f"qdhuac.{room}" for room in ("algorithms", "archives", "emitters", "learning", "tasks"))]
+
+
+@pytest.mark.parametrize("name", ROOMS)
+def test_every_name_is_there_and_explains_itself(name):
+    room = importlib.import_module(name)
+    for one in room.__all__:
+        value = getattr(room, one)
+        assert not inspect.ismodule(value), one
+        if inspect.isclass(value) or inspect.isfunction(value):
+            assert value.__doc__, one
+    with pytest.raises(AttributeError, match=f"module '{name}' has no attribute 'nonsense'"):
+        room.nonsense  # noqa: B018
+
+
+@pytest.mark.parametrize("name", ROOMS)
+def test_type_checkers_see_the_same_names_from_the_same_modules(name):
+    room = importlib.import_module(name)
+    tree = ast.parse(Path(room.__file__).read_text())
+    seen = {
+        alias.asname: node.module
+        for block in tree.body
+        if isinstance(block, ast.If)
+        for node in ast.walk(block)
+        if isinstance(node, ast.ImportFrom)
+        for alias in node.names
+    }
+    assert sorted(seen) == room.__all__
+    for one, module in seen.items():
+        assert getattr(importlib.import_module(module), one) is getattr(room, one)
+
+
+def test_importing_the_package_and_its_rooms_loads_nothing_heavy():
+    code = (
+        f"import sys\nfor name in {ROOMS}: __import__(name)\n"
+        "heavy = {'jax', 'numpy', 'brax', 'mujoco', 'matplotlib', 'rich', 'scipy'} & set(sys.modules)\n"
+        "assert not heavy, heavy"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True)
+
+
+@pytest.mark.parametrize("path", sorted((ROOT / "examples").glob("*.py")), ids=lambda path: path.name)
+def test_examples_import_what_is_public_and_nothing_else(path):
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.ImportFrom) and node.module.startswith("qdhuac"):
+            assert node.module in ROOMS
+            assert {alias.name for alias in node.names} <= set(importlib.import_module(node.module).__all__)
+        if isinstance(node, ast.Import):
+            assert all(not alias.name.startswith("qdhuac.") for alias in node.names)
+
+
+def test_the_package_says_that_it_is_typed():
+    assert (ROOT / "src" / "qdhuac" / "py.typed").exists()
