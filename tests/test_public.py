@@ -25,23 +25,6 @@ def test_every_name_is_there_and_explains_itself(name):
         room.nonsense  # noqa: B018
 
 
-@pytest.mark.parametrize("name", ROOMS)
-def test_type_checkers_see_the_same_names_from_the_same_modules(name):
-    room = importlib.import_module(name)
-    tree = ast.parse(Path(room.__file__).read_text())
-    seen = {
-        alias.asname: node.module
-        for block in tree.body
-        if isinstance(block, ast.If)
-        for node in ast.walk(block)
-        if isinstance(node, ast.ImportFrom)
-        for alias in node.names
-    }
-    assert sorted(seen) == room.__all__
-    for one, module in seen.items():
-        assert getattr(importlib.import_module(module), one) is getattr(room, one)
-
-
 def test_importing_the_package_and_its_rooms_loads_nothing_heavy():
     code = (
         f"import sys\nfor name in {ROOMS}: __import__(name)\n"

@@ -164,6 +164,26 @@ def test_other_hosts_and_other_pages_are_refused_with_the_right_token(explorer, 
     assert ask(address, f"{place.path}run", **headers)[0] == 403
 
 
+@pytest.mark.parametrize("header", ["Host: evil.example", "Origin: http://evil.example", "Sec-Fetch-Site: cross-site"])
+def test_a_header_that_comes_twice_is_refused(explorer, header):
+    place = urlsplit(explorer[0])
+    name = header.partition(":")[0]
+    good = {"Host": place.netloc, "Origin": f"http://{place.netloc}", "Sec-Fetch-Site": "same-origin"}
+    lines = [f"GET {place.path}run HTTP/1.1", f"Host: {place.netloc}", f"{name}: {good[name]}", header, "", ""]
+    if name == "Host":
+        del lines[1]
+    with socket.create_connection((place.hostname, place.port), timeout=60) as connection:
+        connection.sendall("\r\n".join(lines).encode())
+        assert b" 403 " in connection.makefile("rb").readline()
+
+
+def test_what_is_no_get_is_answered_by_nothing_of_its_own(explorer):
+    address, _ = explorer
+    for method in ("POST", "PUT", "DELETE", "OPTIONS", "HEAD", "<b>"):
+        status, content = ask(address, f"{urlsplit(address).path}run", method)
+        assert (status, content) in ((501, b"not answered"), (501, b"")), method
+
+
 def test_its_own_page_is_answered_under_both_names(explorer):
     address, _ = explorer
     place = urlsplit(address)

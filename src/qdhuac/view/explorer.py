@@ -225,7 +225,8 @@ class Handler(BaseHTTPRequestHandler):
 
     def _refusal(self, token: str) -> str:
         """Why a request is not answered; empty if it is."""
-        if self.headers.get("Host") not in self.server.hosts:  # a name of theirs may lead to this machine
+        repeated = [n for n in ("Host", "Origin", "Sec-Fetch-Site") if len(self.headers.get_all(n, ())) > 1]
+        if repeated or self.headers.get("Host") not in self.server.hosts:  # a name of theirs may lead to this machine
             return "this explorer answers on 127.0.0.1 only"
         if self.headers.get("Origin") not in (None, f"http://{self.headers['Host']}"):
             return "this explorer answers no other page"
@@ -260,6 +261,10 @@ class Handler(BaseHTTPRequestHandler):
             self.send_header(name, value)
         self.end_headers()
         self.wfile.write(content)
+
+    def send_error(self, code: int, message: str | None = None, explain: str | None = None) -> None:
+        """Anything but a GET that can be read; what was sent is not repeated."""
+        self._send(code, "text/plain; charset=utf-8", b"not answered")
 
     def log_message(self, format: str, *args: Any) -> None:
         """Nothing: the terminal belongs to the command."""
