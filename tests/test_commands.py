@@ -121,15 +121,15 @@ def small(words):
         if not skip and word not in BUDGETS:
             kept.append(word)
         skip = word in BUDGETS
-    ray = "ray" in kept
-    scale = "smoke" if "smoke" in options else None
+    seeds = ["--seeds", "2"] if "--seeds" in options or "ray" in options else []
+    smoke = "smoke" in options
     more = {
-        "train": ["--preset", "smoke", "--generations", "2"],
+        "train": ["--preset", "smoke", "--generations", "2", *seeds],
         "resume": ["--generations", "4"],
         "evaluate": ["--episodes", "2"],
         "adapt": ["--trials", "2"],
         "render": ["--seconds", "1"],
-        "study": ["--scale", scale, "--seeds", "2" if ray else "1"] if scale else ["--dry-run"],
+        "study": ["--scale", "smoke", *(seeds or ["--seeds", "1"])] if smoke else ["--dry-run"],
         "view": ["--no-browser", "--port", str(free_port())],
     }
     return [*kept, *more.get(command, [])]

@@ -8,7 +8,7 @@ from toys import toy_algorithm
 from qdhuac.archives.grid import GridArchive
 from qdhuac.errors import UserError
 from qdhuac.store import repertoire
-from qdhuac.store.history import rebuild
+from qdhuac.store.history import NEVER, rebuild
 from qdhuac.store.run_folder import HISTORY, RunDir
 from qdhuac.training.display import Silent
 from qdhuac.training.signals import Stop
@@ -102,5 +102,5 @@ def test_lineage_and_eviction():
     history = rebuild(rows, 1)
     assert [history.id[i] for i in history.lineage(4)] == [4, 2, 1]
     assert [history.id[i] for i in history.lineage(5)] == [5]  # its parent is not in the history
-    assert [history.evicted_by(i) for i in range(5)] == [-1, -1, 0, 2, -1]
+    assert history.gone[:4].tolist() == [2, NEVER, 3, NEVER]
     assert history.id[history.at(2)].tolist() == [2, 1]

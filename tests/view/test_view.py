@@ -216,7 +216,7 @@ def test_the_explorer_refuses_politely(site):
     for id in gone:  # was there once: known, but without its policy
         assert ask(f"individual?id={id}")[1]["kept"] is False
         for question in ("policy", "poses"):
-            assert ask(f"{question}?id={id}") == (409, {"error": f"id {id}: its policy is not kept"})
+            assert ask(f"{question}?id={id}") == (409, {"error": f"id {id}: its policy is not stored"})
 
 
 def test_a_run_without_its_history_is_one_line(run, walker):

@@ -34,7 +34,7 @@ def measure() -> Iterator[Result]:
 
 
 def individuals(key: Array, size: int) -> Individuals:
-    """Random ones with a small genotype: who is added is placed in its slot, so that its size hardly matters."""
+    """Random individuals with a small genotype, whose size hardly matters to the time."""
     key_fitness, key_descriptor = jax.random.split(key)
     number = jnp.arange(size, dtype=jnp.int32)
     return Individuals(

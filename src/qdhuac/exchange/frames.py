@@ -1,8 +1,8 @@
 """Archives as data frames with the columns of pyribs, and as pyribs' archives, and back.
 
 A genotype is one row of numbers there, `solution_0`, `solution_1`, ...: its arrays one after the other, in the order of
-`jax.tree.leaves`. Fitness is `objective`, the descriptor is `measures_0`, ... Where an individual comes from is in
-columns of our own, which pyribs passes over.
+`jax.tree.leaves`. Fitness is `objective`, the descriptor is `measures_0`, ... Provenance is in columns of our own, which pyribs
+ignores.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ def to_frame(individuals: Individuals) -> Any:
 
 
 def from_frame(frame: Any, genotype: Genotype) -> Individuals:
-    """The individuals in a data frame of ours or of pyribs.
+    """The individuals in a data frame of `to_frame` or of pyribs.
 
     Args:
         frame: columns `solution_0`, ..., `objective`, `measures_0`, ...; provenance is -1 where it is missing.

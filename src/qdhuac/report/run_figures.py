@@ -117,7 +117,7 @@ def tidy(axes: Any) -> None:
 
 
 def _tick(value: float, _: int) -> str:
-    """Thousands as k and M, but nothing below one as m, which nobody reads."""
+    """Thousands as k and M; numbers below one as they are, not in thousandths."""
     return EngFormatter(sep="")(value) if abs(value) >= 1000 else f"{value:.3g}"
 
 

@@ -223,7 +223,7 @@ def _time(rows: Sequence[Row]) -> str:
 
 
 def _diagnostics(rows: Sequence[Row]) -> str:
-    """Whatever else the metrics hold: the learner's own numbers."""
+    """Curves of the metrics that no other section shows: the learner's own."""
     known = {"generation", "env_steps", "gradient_updates", "qd_score_auc", "wall_s", *CURVES}
     names = {
         key: key.replace("_", " ")

@@ -67,7 +67,7 @@ def print_adaptation(result: Mapping[str, Any]) -> None:
         f"individual {found['index']}: fitness {number(found['fitness_before'])} before the damage, "
         f"{number(found['fitness_after'])} after; the archive's best, individual {first['index']}, has "
         f"{number(first['fitness_after'])} after\n"
-        + ("nobody is expected to do much better" if result["good_enough"] else "no trials are left")
+        + ("no other policy is expected to do much better" if result["good_enough"] else "no trials are left")
         + f": qdhuac export {result['run']} --policy {found['index']} --output DIR",
         highlight=False,
         soft_wrap=True,

@@ -2,7 +2,7 @@
 
 `checkpoints/<generation>-<updates>/` holds `state.safetensors`, copies of `config.toml`, `metrics.jsonl` and
 `history.jsonl` as they were at that moment, and `manifest.json` with the size and SHA-256 of each and of itself. The
-checkpoint of generation 0 has no `state.safetensors`: that state follows from the configuration. Knows nothing of JAX.
+checkpoint of generation 0 has no `state.safetensors`: that state follows from the configuration. Does not need JAX.
 
 A large array, which is the replay buffer, is cut into pieces `<array>-<piece>.bin`. A piece of zeros has no file. One
 that is as it was in the checkpoint before the last is linked from there, not written again: from that one, so that the
@@ -46,7 +46,7 @@ class Checkpoint(NamedTuple):
     """A checkpoint read back and found intact."""
 
     path: Path
-    record: dict[str, Any]  # what the runner gave to `save`
+    record: dict[str, Any]  # what was given to `save`
     texts: dict[str, bytes]  # config.toml, metrics.jsonl, history.jsonl
     arrays: dict[str, np.ndarray] | None  # None: the state of generation 0
     damaged: list[str]  # newer checkpoints that had to be passed over, and why
@@ -106,7 +106,7 @@ def load(root: Path) -> Checkpoint:
 
 
 def set_aside(root: Path, found: Checkpoint) -> None:
-    """Take checkpoints newer than `found` out of the way: they are damaged, and their generations will come again."""
+    """Rename checkpoints newer than `found`: they are damaged, and their generations are repeated."""
     for path in _folders(root):
         if _age(path) > _age(found.path):
             path.rename(path.with_name(f"damaged-{path.name}"))
@@ -126,7 +126,7 @@ def _read(path: Path, with_arrays: bool) -> Checkpoint:
     manifest = _read_manifest(path / MANIFEST)
     files, record, large = (manifest.get(name, 0) for name in ("files", "record", "large"))
     if not all(isinstance(x, dict) for x in (files, record, large)):
-        raise Damaged(f"{MANIFEST} is not one of ours")
+        raise Damaged(f"{MANIFEST} lacks files, record or large")
     texts = {file: _checked(path, file, files) for file in TEXTS}
     arrays = None
     if STATE in files and with_arrays:
@@ -158,7 +158,7 @@ def _read_manifest(path: Path) -> dict[str, Any]:
     try:
         data = path.read_bytes()
         manifest = json.loads(data)
-        # Also as text: a damaged blank means nothing, but whatever hit it may have hit more.
+        # Compared as text too: where a blank has been damaged, more may have been.
         intact = manifest["digest"] == _digest(manifest) and data == _serialised(manifest)
         schema = manifest["schema"]
     except FileNotFoundError:
@@ -182,7 +182,7 @@ def _serialised(manifest: Mapping[str, Any]) -> bytes:
 
 
 def _before_the_last(root: Path, target: Path) -> tuple[Path, dict[str, Any]]:
-    """The checkpoint that will go when `target` has come, and its files; nothing if there is none or it is damaged."""
+    """The checkpoint that is removed once `target` is written, and its files; nothing if it is missing or damaged."""
     others = [p for p in _folders(root) if p != target]
     try:
         return others[-KEEP], _read_manifest(others[-KEEP] / MANIFEST)["files"]
@@ -208,7 +208,7 @@ def _write_pieces(
             try:
                 os.link(source[0] / file, folder / file)
                 continue
-            except OSError:  # gone, or a file system without links
+            except OSError:  # removed meanwhile, or a file system without links
                 pass
         write_synced(folder / file, piece.data)
     return names

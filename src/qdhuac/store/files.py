@@ -18,7 +18,7 @@ def sync(path: Path) -> None:
 
 def write_synced(path: Path, data: bytes | memoryview) -> None:
     """Write a new file and force it to the disk; for files in a folder that is itself renamed into place."""
-    with path.open("xb") as file:  # never through a link that somebody left in its place
+    with path.open("xb") as file:  # refuses to write through a link
         file.write(data)
         file.flush()
         os.fsync(file.fileno())

@@ -1,4 +1,4 @@
-"""The archive at every generation, rebuilt from who came and into which slot. Genotypes are not in a history."""
+"""The archive at every generation, rebuilt from which individual entered which slot. Genotypes are not stored."""
 
 from __future__ import annotations
 
@@ -11,26 +11,21 @@ NEVER = np.iinfo(np.int64).max
 
 
 class History(NamedTuple):
-    """Everybody who was ever in the archive, in the order in which they came; `M` of them."""
+    """All `M` individuals that were ever in the archive, in the order in which they entered it."""
 
-    came: np.ndarray  # [M] generation
-    gone: np.ndarray  # [M] generation in which somebody else took the slot, or NEVER
+    came: np.ndarray  # [M] generation in which it entered
+    gone: np.ndarray  # [M] generation in which another individual took the slot, or NEVER
     slot: np.ndarray  # [M]
     id: np.ndarray  # [M]
     parents: np.ndarray  # [M, 2] ids, -1 where there is none
-    operator: np.ndarray  # [M] index into OPERATORS
+    operator: np.ndarray  # [M] index into the run's names of operators
     fitness: np.ndarray  # [M]
     descriptor: np.ndarray  # [M, D]
 
     def at(self, generation: int) -> np.ndarray:
-        """Who was in the archive after a generation, as indices in the order of their slots."""
+        """The indices of the individuals in the archive after a generation, in the order of their slots."""
         (present,) = np.nonzero((self.came <= generation) & (generation < self.gone))
         return present[np.argsort(self.slot[present])]
-
-    def evicted_by(self, index: int) -> int:
-        """Who had to go for somebody, as an index; -1 if the slot was empty."""
-        (before,) = np.nonzero((self.slot[:index] == self.slot[index]) & (self.gone[:index] == self.came[index]))
-        return int(before[-1]) if len(before) else -1
 
     def lineage(self, id: int, most: int = 100) -> list[int]:
         """An individual and its first parents, back to one without a parent or outside of the history; indices."""
@@ -51,7 +46,7 @@ def rebuild(rows: Sequence[Mapping[str, Any]], descriptor_size: int) -> History:
     came = np.repeat(np.array([row["generation"] for row in rows], np.int64), [len(row["id"]) for row in rows])
     slot = column("slot", np.int64)
     gone = np.full(len(came), NEVER)
-    last: dict[int, int] = {}  # who was the last to take a slot
+    last: dict[int, int] = {}  # the last individual in each slot
     for index, taken in enumerate(slot.tolist()):
         if taken in last:
             gone[last[taken]] = came[index]

@@ -1,4 +1,4 @@
-"""`repertoire.safetensors`: what a run has found, without the machinery that found it.
+"""`repertoire.safetensors`: the archive of a run, without the learner and the replay buffer.
 
 Tensors: `genotypes/...`, `fitness`, `descriptor`, `provenance/...`, occupied slots only, and `metadata` (JSON text in
 the file's header) with the task, the sizes of the policy, versions, and a hash over everything.
@@ -123,7 +123,7 @@ def _check(arrays: Mapping[str, np.ndarray], metadata: Any) -> None:
         raise ValueError("its fitness or descriptors are not finite")
     names = {name for name in arrays if name.split("/")[0] == "genotypes"}
     if not names or any(f"{name}/".startswith(f"{other}/") for name in names for other in names - {name}):
-        raise ValueError("its genotypes are no tree")
+        raise ValueError("its genotypes are not a tree of arrays")
 
 
 def _digest(text: str, arrays: Mapping[str, np.ndarray]) -> str:

@@ -1,4 +1,4 @@
-"""The folder of a run: its lock, its configuration, its metrics and its history. Knows nothing of JAX."""
+"""The folder of a run: its lock, its configuration, its metrics and its history. Does not need JAX."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ CONFIG, METRICS, HISTORY, REPERTOIRE, REPORT, LOCK = (
 EVALUATION = "evaluation.json"
 _HEADER = "# The configuration of this run. To train on: qdhuac resume RUN_DIR --generations N\n\n"
 _CHECKSUM = "\n# sha256 "
-# What the history says of each newcomer, and whether it is a whole number.
+# The columns of the history, and whether they hold whole numbers.
 COLUMNS = {"slot": True, "id": True, "parents": True, "operator": True, "fitness": False, "descriptor": False}
 _LARGEST_CONFIG = 100_000  # bytes; ours have about 2 000
 _CRC = ', "crc": "'  # each line of metrics and of history ends with a checksum over what stands before this
@@ -52,7 +52,7 @@ class RunDir:
         """A new, locked run folder with its configuration and the checkpoint of generation 0; it appears as a whole."""
         _check_name(path)
         if os.path.lexists(path):
-            raise UserError(f"--run-dir {path}: exists already; name a new folder, or go on with: qdhuac resume {path}")
+            raise UserError(f"--run-dir {path}: exists already; name a new folder, or continue with: qdhuac resume {path}")
         ancestor, made = path.absolute().parent, []
         while not os.path.lexists(ancestor):
             made.append(ancestor)
@@ -90,7 +90,7 @@ class RunDir:
         if not path.exists():
             raise UserError(f"{path}: no such folder")
         for name in (CONFIG, METRICS, HISTORY, REPERTOIRE, REPORT, LOCK, EVALUATION, "checkpoints"):
-            # What we write must stay in the folder, whoever the folder comes from.
+            # A folder from elsewhere must not make us write outside of it.
             if name in entries and entries[name].is_symlink():
                 raise UserError(f"{path / name}: is a link; a run folder must hold its own files")
         if not path.is_dir() or not ((path / CONFIG).is_file() or (path / "checkpoints").is_dir()):
@@ -98,7 +98,7 @@ class RunDir:
         return cls(path)
 
     def lock(self) -> None:
-        """Keep other processes out until this one ends; the kernel lets go of the lock even after a crash."""
+        """Keep other processes out until this one ends; the kernel releases the lock even after a crash."""
         try:
             self._lock = os.open(self.path / LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o644)
             fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -110,7 +110,7 @@ class RunDir:
             raise UserError(f"{self.path}: no write permission ({error.strerror})") from None
 
     def remove(self) -> None:
-        """Take back a folder that has just been created, and the folders above it that were made for it."""
+        """Remove a folder that has just been created, and the folders above it that were made for it."""
         shutil.rmtree(self.path, ignore_errors=True)
         for folder in self._made:
             with contextlib.suppress(OSError):
@@ -164,7 +164,7 @@ class RunDir:
         self._append(METRICS, json.dumps(line, allow_nan=False))
 
     def append_history(self, generation: int, additions: Mapping[str, list[Any]]) -> None:
-        """Who came into the archive in a generation, and into which slot; whoever was in that slot is gone."""
+        """The individuals that entered the archive in a generation, and the slots whose individuals they replaced."""
         line = {"generation": generation, **additions}
         self._append(HISTORY, json.dumps(line, allow_nan=False, separators=(",", ":")))
 
@@ -189,7 +189,7 @@ class RunDir:
             if not current.startswith(data):
                 self.notes.append(f"{path}: differs from the checkpoint's copy (edited or damaged?); restored")
             elif file == METRICS and (unsaved := current[len(data) :].count(b"\n")):
-                self.notes.append(f"{path}: {unsaved} generations had not been saved; they come again")
+                self.notes.append(f"{path}: {unsaved} generations had not been saved and are repeated")
             if current != data or not path.is_file():
                 replace_file(path, data)
         except OSError as error:
@@ -233,7 +233,7 @@ def _with_checksum(config: Config) -> bytes:
 
 
 def _verified(data: bytes, where: str) -> Config | None:
-    """The configuration in a file of ours, or None if its checksum is wrong."""
+    """The configuration in a file with a checksum, or None if the checksum is wrong."""
     body, found, checksum = data.rpartition(_CHECKSUM.encode())
     if not found or checksum != b"%s\n" % hashlib.sha256(body).hexdigest().encode():
         return None

@@ -90,14 +90,14 @@ class Explorer:
                 "bounds": self.metadata["descriptor_bounds"],
                 "first": self.generations[0],
                 "last": self.generations[1],
-                "fitness": [float(h.fitness.min()), float(h.fitness.max())],  # ever: colours must not change
+                "fitness": [float(h.fitness.min()), float(h.fitness.max())],  # over the whole run: colours must not change
                 "operators": {int(i): self._operator(int(i)) for i in np.unique(h.operator)},
                 "best": int(self.arrays["provenance/id"][self.arrays["fitness"].argmax()]),
                 "shapes": scene.shapes(self.task.robot.model),
             }
 
     def _operator(self, index: int) -> str:
-        """An operator as people call it."""
+        """An operator's name as pages and tables show it."""
         names = self.metadata.get("operators", ())
         return specs.title(names[index]) if 0 <= index < len(names) else "unknown"
 
@@ -115,7 +115,7 @@ class Explorer:
             }
 
     def individual(self, id: int) -> dict[str, Any]:
-        """What is known about an individual, and how it fared in an episode if its policy is kept."""
+        """What is known about an individual, and one episode of it if its policy is stored."""
         with self._lock:
             h = self.history
             line = h.lineage(id)
@@ -157,7 +157,7 @@ class Explorer:
 
     def _row(self, id: int) -> int:
         if id not in self._where:
-            raise UserError(f"id {id}: its policy is not kept")
+            raise UserError(f"id {id}: its policy is not stored")
         return self._where[id]
 
     def _trajectory(self, id: int) -> Trajectory:
@@ -203,7 +203,7 @@ class Server(ThreadingHTTPServer):
 
 
 class Handler(BaseHTTPRequestHandler):
-    """Answers GET, if the request comes from the page itself or from someone who typed its address."""
+    """Answers a GET that comes from the page itself, or from a browser in which its address was opened."""
 
     server: Server
     timeout = PATIENCE_S
@@ -226,11 +226,11 @@ class Handler(BaseHTTPRequestHandler):
     def _refusal(self, token: str) -> str:
         """Why a request is not answered; empty if it is."""
         repeated = [n for n in ("Host", "Origin", "Sec-Fetch-Site") if len(self.headers.get_all(n, ())) > 1]
-        if repeated or self.headers.get("Host") not in self.server.hosts:  # a name of theirs may lead to this machine
+        if repeated or self.headers.get("Host") not in self.server.hosts:  # another site's name may resolve to this machine
             return "this explorer answers on 127.0.0.1 only"
         if self.headers.get("Origin") not in (None, f"http://{self.headers['Host']}"):
             return "this explorer answers no other page"
-        followed = self.headers.get("Sec-Fetch-Dest") == "document"  # a link in somebody's notes or web terminal
+        followed = self.headers.get("Sec-Fetch-Dest") == "document"  # a link in notes or in a web terminal
         if self.headers.get("Sec-Fetch-Site", "none") not in ("none", "same-origin") and not followed:
             return "this explorer answers no other page"
         if not secrets.compare_digest(token.encode(), self.server.token.encode()):
@@ -267,7 +267,7 @@ class Handler(BaseHTTPRequestHandler):
         self._send(code, "text/plain; charset=utf-8", b"not answered")
 
     def log_message(self, format: str, *args: Any) -> None:
-        """Nothing: the terminal belongs to the command."""
+        """Log nothing: the terminal belongs to the command."""
 
 
 def _number(text: str) -> int:
