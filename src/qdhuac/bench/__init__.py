@@ -1,4 +1,4 @@
-"""`qdhuac bench`: how fast the stations of the ring are, each figure beside a yardstick from the same process."""
+"""`qdhuac bench`: how fast learner, rollouts, archive and replay are, each beside a yardstick."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ BENCHES = ("learner", "rollout", "archive", "replay")
 
 
 def run(names: Iterable[str] = BENCHES) -> list[Result]:
-    """The results of the named benches; what is being measured is told on stderr."""
+    """The results of the named benches; progress is printed to stderr."""
     results: list[Result] = []
     for name in names:
         for result in importlib.import_module(f"qdhuac.bench.{name}").measure():
@@ -40,7 +40,7 @@ def as_objects(results: Sequence[Result]) -> list[dict[str, Any]]:
 
 
 def print_table(results: Sequence[Result]) -> None:
-    """The results for people."""
+    """Print the results as a table."""
     from rich.console import Console
     from rich.table import Table
 

@@ -5,13 +5,13 @@ from __future__ import annotations
 import argparse
 import json
 
-NAMES = ("learner", "rollout", "archive", "replay")
+from qdhuac.bench import BENCHES
 
 
 def add(parser: argparse.ArgumentParser) -> None:
     """The options of `qdhuac bench`."""
     parser.add_argument(
-        "name", nargs="?", metavar="NAME", choices=NAMES, help=f"one of: {', '.join(NAMES)}; default all"
+        "name", nargs="?", metavar="NAME", choices=BENCHES, help=f"one of: {', '.join(BENCHES)}; default all"
     )
     parser.add_argument("--json", action="store_true", help="print one list of JSON objects instead of a table")
 
@@ -22,7 +22,7 @@ def run(arguments: argparse.Namespace) -> int:
     from qdhuac.environment import prepare_jax
 
     prepare_jax()
-    results = bench.run(NAMES if arguments.name is None else (arguments.name,))
+    results = bench.run(BENCHES if arguments.name is None else (arguments.name,))
     if arguments.json:
         print(json.dumps(bench.as_objects(results), indent=1, allow_nan=False))
     else:

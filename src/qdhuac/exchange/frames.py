@@ -1,8 +1,8 @@
 """Archives as data frames with the columns of pyribs, and as pyribs' archives, and back.
 
 A genotype is one row of numbers there, `solution_0`, `solution_1`, ...: its arrays one after the other, in the order of
-`jax.tree.leaves`. Fitness is `objective`, the descriptor is `measures_0`, ... Provenance is in columns of our own, which pyribs
-ignores.
+`jax.tree.leaves`. Fitness is `objective`, the descriptor is `measures_0`, ... Provenance is in more columns,
+which pyribs ignores.
 """
 
 from __future__ import annotations

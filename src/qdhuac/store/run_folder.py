@@ -52,7 +52,7 @@ class RunDir:
         """A new, locked run folder with its configuration and the checkpoint of generation 0; it appears as a whole."""
         _check_name(path)
         if os.path.lexists(path):
-            raise UserError(f"--run-dir {path}: exists already; name a new folder, or continue with: qdhuac resume {path}")
+            raise UserError(f"--run-dir {path}: exists already; name a new folder, or: qdhuac resume {path}")
         ancestor, made = path.absolute().parent, []
         while not os.path.lexists(ancestor):
             made.append(ancestor)

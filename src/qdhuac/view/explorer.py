@@ -90,7 +90,10 @@ class Explorer:
                 "bounds": self.metadata["descriptor_bounds"],
                 "first": self.generations[0],
                 "last": self.generations[1],
-                "fitness": [float(h.fitness.min()), float(h.fitness.max())],  # over the whole run: colours must not change
+                "fitness": [
+                    float(h.fitness.min()),
+                    float(h.fitness.max()),
+                ],  # of the whole run
                 "operators": {int(i): self._operator(int(i)) for i in np.unique(h.operator)},
                 "best": int(self.arrays["provenance/id"][self.arrays["fitness"].argmax()]),
                 "shapes": scene.shapes(self.task.robot.model),
@@ -226,7 +229,7 @@ class Handler(BaseHTTPRequestHandler):
     def _refusal(self, token: str) -> str:
         """Why a request is not answered; empty if it is."""
         repeated = [n for n in ("Host", "Origin", "Sec-Fetch-Site") if len(self.headers.get_all(n, ())) > 1]
-        if repeated or self.headers.get("Host") not in self.server.hosts:  # another site's name may resolve to this machine
+        if repeated or self.headers.get("Host") not in self.server.hosts:  # a name may resolve to us
             return "this explorer answers on 127.0.0.1 only"
         if self.headers.get("Origin") not in (None, f"http://{self.headers['Host']}"):
             return "this explorer answers no other page"
