@@ -18,7 +18,8 @@ from qdhuac.training.loop import Runner
 @pytest.fixture(scope="session", autouse=True)
 def compile_each_program_once(tmp_path_factory):
     """Every runner jits anew, mostly the same toys: a cache on disk saves minutes."""
-    jax.config.update("jax_compilation_cache_dir", str(tmp_path_factory.mktemp("jax")))
+    folder = os.environ.get("JAX_COMPILATION_CACHE_DIR") or str(tmp_path_factory.mktemp("jax"))
+    jax.config.update("jax_compilation_cache_dir", folder)
     jax.config.update("jax_persistent_cache_min_entry_size_bytes", -1)
     jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.1)
 

@@ -6,6 +6,7 @@ import functools
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from qdhuac.config import CriticConfig, LearnerConfig, MLPCriticConfig, TD3Config
 from qdhuac.learning.policy import Policy
@@ -51,6 +52,36 @@ def choose(best: float = 0.5):
     return _rows(START, action, 1.0 - 4.0 * jnp.square(action[:, 0] - best), 1.0, START)
 
 
+def corridor():
+    """A walk from anywhere in [-1, 1] to the end at 1, each step costing 1: up to 27 steps for those who hurry."""
+    position, action = jax.random.uniform(jax.random.key(8), (ROWS,), minval=-1.0, maxval=1.0), _actions()
+    after = _walk(position, action[:, 0])
+    ends = (after >= 1.0).astype(jnp.float32)
+    rows = _rows(START, action, -1.0, 1.0, START)
+    return rows._replace(obs=corridor_obs(position), terminal=ends, next_obs=corridor_obs(after))
+
+
+def corridor_obs(position):
+    """Observations [n, OBS] of positions [n] in the corridor."""
+    return jnp.stack([position, jnp.ones_like(position)], axis=-1)
+
+
+def corridor_values(discount: float):
+    """Positions [P], actions [A] and the values [P, A] of the best policy in the corridor, by value iteration."""
+    positions, actions = np.linspace(-1.0, 1.0, 401), np.linspace(-1.0, 1.0, 41)
+    after = np.asarray(_walk(positions[:, None], actions))
+    value, change = np.zeros(401), 1.0
+    while change > 1e-9:
+        q = -1.0 + discount * np.where(after < 1.0, np.interp(after, positions, value), 0.0)
+        change = np.max(np.abs(value - q.max(axis=1)))
+        value = q.max(axis=1)
+    return positions, actions, q
+
+
+def _walk(position, action):
+    return (position + 0.05 * (1.0 + 0.5 * action)).clip(-1.0, 1.0)
+
+
 def learner(policy: Policy = POLICY, **changes) -> TargetFreeLearner:
     """A tiny learner; `changes` go to the critic's or the learner's configuration."""
     critic = {"width": 32, "blocks": 1, "atoms": 51, "v_min": -5.0, "v_max": 5.0}
@@ -83,6 +114,12 @@ def train(learner: TargetFreeLearner | TD3Learner, rows: Transition, updates: in
 @functools.partial(jax.jit, static_argnums=(0, 1))  # one compilation per configuration, whichever test asks first
 def _learn(learner, replay, state, buffer, updates):
     return learner.learn(state, replay, buffer, jax.random.key(1), updates)
+
+
+@functools.partial(jax.jit, static_argnums=0)
+def update(learner, state, batch, key):
+    """One update, compiled once for each learner."""
+    return learner.update(state, batch, key)
 
 
 def _actions():

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import dataclasses
-
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from probes import ACTIONS, OBS, SECOND, START, choose, endless, learner, one_step, train, two_steps
+from probes import OBS, SECOND, START, choose, endless, learner, one_step, train, two_steps, update
 
+from qdhuac.learning.policy import Policy
 from qdhuac.learning.replay import Batch
 
 VARIANTS = {
@@ -71,7 +70,7 @@ def test_actor_finds_the_best_action_and_the_critic_the_shape_of_the_reward():
 def test_temperature_drives_the_entropy_to_its_target():
     agent = learner(initial_temperature=0.5, temperature_learning_rate=3e-3, actor_learning_rate=3e-3)
     _, metrics = train(agent, choose(0.2), 5000)
-    assert metrics.means["entropy"] == pytest.approx(agent.target_entropy, abs=0.15)
+    assert metrics.means["entropy"] == pytest.approx(-1.0, abs=0.15)
     assert 0.0 < metrics.means["temperature"] < 0.5
 
 
@@ -85,7 +84,7 @@ def test_entropy_bonus_is_part_of_the_target():
     np.testing.assert_allclose(values(agent, state, START, ACTION_GRID), expected, atol=0.1)
 
 
-def make_batch(agent, size=32, seed=0):
+def make_batch(agent, size=32, seed=0, **changes):
     rng = np.random.default_rng(seed)
     rows = choose()
     pick = rng.integers(0, len(rows.reward), size)
@@ -95,7 +94,7 @@ def make_batch(agent, size=32, seed=0):
         next_obs=jnp.asarray(rng.normal(size=(size, OBS)), jnp.float32),
         terminal=jnp.zeros(size),
     )
-    return Batch(t, jnp.asarray(pick), jnp.ones(size))
+    return Batch(t._replace(**changes), jnp.asarray(pick), jnp.ones(size))
 
 
 def joint_pass(agent, state, batch, params, target_params):
@@ -168,17 +167,67 @@ def test_gradient_reaches_the_batch_statistics_through_both_halves():
     assert float(jnp.max(jnp.abs(by_next))) > 1e-3
 
 
-def test_the_lower_critic_decides_the_target():
-    agent = learner(critics=2)
-    state, _ = train(agent, choose(), 50)
-    low = state.critics[0] | {"head": {"kernel": 0.0 * state.critics[0]["head"]["kernel"], "bias": -3.0 * agent.atoms}}
-    high = state.critics[1] | {"head": {"kernel": 0.0 * state.critics[1]["head"]["kernel"], "bias": 3.0 * agent.atoms}}
-    batch = make_batch(agent)
-    for pair in ((low, high), (high, low)):
-        _, (_, _, metrics) = agent.critic_loss(pair, state, batch, jax.random.key(0))
-        # the target is near v_min = -5: half of it, discounted, plus the rewards; nothing is clipped above
-        assert float(metrics["clipped_above"]) < 1e-3
-        assert float(metrics["td_error"]) > 2.0
+KINDS = pytest.mark.parametrize("kind", ["categorical", "scalar"])
+
+
+def constant(agent, state, *values):
+    """The critics of a state, made to answer these values whatever they see."""
+
+    def say(params, value):
+        bias = jnp.full(1, value) if agent.scalar else -0.5 * jnp.square((agent.atoms - value) / 0.25)
+        return params | {"head": {"kernel": jnp.zeros_like(params["head"]["kernel"]), "bias": bias}}
+
+    return tuple(say(params, value) for params, value in zip(state.critics, values, strict=True))
+
+
+@KINDS
+def test_the_target_is_the_reward_and_unless_terminal_the_lower_critics_discounted_soft_value(kind):
+    agent = learner(kind=kind)
+    state = agent.init(jax.random.key(0))._replace(log_temperature=jnp.log(1.0))
+    batch = make_batch(agent, reward=jnp.linspace(-1.5, 2.5, 32), terminal=jnp.arange(32.0) % 2)
+    t, key = batch.transition, jax.random.key(3)
+    log_prob = agent.policy.sample(*state.actor, t.next_obs, jax.random.normal(key, t.action.shape))[1]
+    target = np.asarray(t.reward + 0.5 * (1.0 - t.terminal) * (-2.0 - log_prob))
+    assert np.any(np.abs(target) < 1.0)  # between the critics, where errors have opposite signs, ...
+    assert np.any(target < -2.1)  # ... and beyond them, where the target decides their mean
+    for pair in ((-2.0, 1.0), (1.0, -2.0)):
+        _, (_, priorities, _) = agent.critic_loss(constant(agent, state, *pair), state, batch, key)
+        np.testing.assert_allclose(priorities, 0.5 * (np.abs(target + 2.0) + np.abs(target - 1.0)), rtol=1e-3)
+
+
+@KINDS
+def test_importance_weights_weigh_the_losses(kind):
+    """Half of the rows twice and the others not at all is the same as those rows two times each."""
+    agent = learner(kind=kind, initial_temperature=0.0)
+    state = agent.init(jax.random.key(0))
+    critics = constant(agent, state, -2.0, 1.0)
+    batch = make_batch(agent, reward=jnp.linspace(-2.0, 1.5, 32) ** 2)
+    halves = batch._replace(weights=jnp.repeat(jnp.array([2.0, 0.0]), 16))
+    twice = batch._replace(transition=jax.tree.map(lambda x: jnp.concatenate([x[:16], x[:16]]), batch.transition))
+    loss, expected, unweighted = (
+        float(agent.critic_loss(critics, state, b, jax.random.key(3))[0]) for b in (halves, twice, batch)
+    )
+    assert loss == pytest.approx(expected, rel=1e-5)
+    assert abs(unweighted - expected) > 0.1
+
+
+@KINDS
+def test_actor_and_gradient_children_climb_the_lower_critic(kind):
+    agent = learner(kind=kind)
+    state = agent.init(jax.random.key(0))._replace(log_temperature=jnp.log(0.5))
+    t = make_batch(agent).transition
+    noise = jax.random.normal(jax.random.key(3), t.action.shape)
+    log_prob = float(jnp.mean(agent.policy.sample(*state.actor, t.obs, noise)[1]))
+    for pair in ((3.0, -1.0), (-1.0, 3.0)):
+        told = state._replace(critics=constant(agent, state, *pair))
+        np.testing.assert_allclose(agent.value(told, t.obs, t.action), -1.0, rtol=1e-4)
+        loss, entropy = agent.actor_loss(told.actor, told, t.obs, noise)
+        assert float(loss) == pytest.approx(0.5 * log_prob + 1.0, rel=1e-4)
+        assert float(entropy) == pytest.approx(-log_prob, rel=1e-5)
+
+
+def test_the_target_entropy_is_minus_the_number_of_actions():
+    assert learner(Policy(OBS, 3, (8,))).target_entropy == -3.0
 
 
 def test_initial_distribution_is_uniform_or_around_the_initial_value():
@@ -199,21 +248,52 @@ def test_near_an_end_of_the_support_the_start_is_still_the_initial_value(support
     np.testing.assert_allclose(start, 0.0, atol=15.0)  # an Ant that stands still is worth 100
 
 
+RATES = learner(critic_learning_rate=2e-3, actor_learning_rate=5e-4, temperature_learning_rate=1e-2)
+
+
+@pytest.fixture(scope="module")
+def first_update():
+    """A state before and after its first update, in which every optimiser is one of its own."""
+    state = RATES.init(jax.random.key(0))
+    return state, update(RATES, state, make_batch(RATES), jax.random.key(0))[0]
+
+
+def largest_step(before, after):
+    return max(float(jnp.max(jnp.abs(x - y))) for x, y in zip(*map(jax.tree.leaves, (before, after)), strict=True))
+
+
+def test_critic_actor_and_temperature_each_have_their_own_learning_rate(first_update):
+    """Adam's first step is as long as the learning rate."""
+    before, after = first_update
+    heads = [[critic["head"] for critic in state.critics] for state in first_update]  # nothing projects these
+    assert largest_step(*heads) == pytest.approx(2e-3, rel=0.01)
+    assert largest_step(before.actor, after.actor) == pytest.approx(5e-4, rel=0.01)
+    assert largest_step(before.log_temperature, after.log_temperature) == pytest.approx(1e-2, rel=0.01)
+
+
+def test_hidden_kernels_are_on_the_unit_sphere_after_an_update(first_update):
+    for critic in first_update[1].critics:
+        hidden = [layer["kernel"] for name, layer in critic.items() if name != "head" and "kernel" in layer]
+        assert len(hidden) == 3
+        for kernel in hidden:
+            np.testing.assert_allclose(jnp.linalg.norm(kernel, axis=0), 1.0, atol=1e-5)
+
+
 @pytest.mark.parametrize("field", ["reward", "obs", "next_obs", "action"])
 def test_a_poisoned_batch_changes_nothing_and_is_counted(field):
-    agent = learner()
+    agent = RATES
     state = agent.init(jax.random.key(0))
     batch = make_batch(agent)
     poison = getattr(batch.transition, field).at[0].set(jnp.nan)
     bad = batch._replace(transition=batch.transition._replace(**{field: poison}))
-    after, priorities, metrics = agent.update(state, bad, jax.random.key(0))
+    after, priorities, metrics = update(agent, state, bad, jax.random.key(0))
     assert int(metrics.failures["batch"]) == 1
     assert np.all(np.isnan(priorities))
     for a, b in zip(
         jax.tree.leaves(after._replace(updates=0)), jax.tree.leaves(state._replace(updates=0)), strict=True
     ):
         np.testing.assert_array_equal(a, b)
-    _, _, metrics = agent.update(state, batch, jax.random.key(0))
+    _, _, metrics = update(agent, state, batch, jax.random.key(0))
     assert not any(map(int, metrics.failures.values()))
 
 
@@ -236,22 +316,6 @@ def test_polyak_target_lags_by_tau():
     after, _, _ = agent.update(state, make_batch(agent), jax.random.key(0))
     for target, old, new in zip(*map(jax.tree.leaves, (after.targets, state.targets, after.critics)), strict=True):
         np.testing.assert_allclose(target, 0.75 * old + 0.25 * new, atol=1e-6)
-
-
-def test_log_probability_is_that_of_a_squashed_gaussian():
-    from scipy import stats
-
-    agent = learner()
-    state = agent.init(jax.random.key(0))
-    noise = jnp.linspace(-2.0, 2.0, 9)[:, None]
-    obs = jnp.broadcast_to(START, (9, OBS))
-    action, log_prob = agent.policy.sample(*state.actor, obs, noise)
-    mean = agent.policy.mean(state.actor.policy, agent.policy.features(state.actor.policy, obs))
-    std = (jnp.arctanh(action) - mean) / jnp.where(noise == 0, 1, noise)
-    std = float(std[0, 0])
-    expected = stats.norm.logpdf(np.arctanh(action[:, 0]), mean[:, 0], std) - np.log(1.0 - np.square(action[:, 0]))
-    np.testing.assert_allclose(log_prob, expected, atol=1e-3)
-    assert dataclasses.replace(agent.policy, hidden=(8,)).init_head(jax.random.key(0))["bias"].shape == (ACTIONS,)
 
 
 def test_a_temperature_of_zero_stays_zero():

@@ -6,7 +6,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from probes import ACTIONS, OBS, SECOND, START, choose, endless, one_step, td3, train, two_steps
+from probes import ACTIONS, OBS, SECOND, START, choose, endless, one_step, td3, train, two_steps, update
 
 from qdhuac.learning.replay import Batch
 from qdhuac.types import Transition
@@ -84,11 +84,12 @@ def test_the_lower_target_critic_decides_and_only_where_the_episode_goes_on():
         state = state._replace(target_critics=constant(agent, *pair))
         target = agent.target(state, batch.transition, jax.random.key(1))
         np.testing.assert_allclose(target, [1.0 + 2.0, 2.0, 3.0 + 2.0], rtol=1e-6)
-        # the losses of critics that say 0 and 1, summed: nothing is learnt about the targets themselves
-        loss, (priorities, metrics) = agent.critic_loss(constant(agent, 0, 1), state, batch, jax.random.key(1))
-        np.testing.assert_allclose(loss, np.mean([9, 4, 25]) + np.mean([4, 1, 16]), rtol=1e-6)
-        np.testing.assert_allclose(priorities, [2.5, 1.5, 4.5], rtol=1e-6)
-        assert metrics["q_disagreement"] == pytest.approx(1.0)
+        # the weighted losses of critics that say 0 and 4, summed: one below the targets 3, 2 and 5, one on both sides
+        weighted = batch._replace(weights=jnp.array([1.0, 2.0, 0.5]))
+        loss, (priorities, metrics) = agent.critic_loss(constant(agent, 0, 4), state, weighted, jax.random.key(1))
+        np.testing.assert_allclose(loss, np.mean([9, 8, 12.5]) + np.mean([1, 8, 0.5]), rtol=1e-6)
+        np.testing.assert_allclose(priorities, [2.0, 2.0, 3.0], rtol=1e-6)
+        assert metrics["q_disagreement"] == pytest.approx(4.0)
 
 
 def test_the_targets_action_is_smoothed_and_clipped_twice():
@@ -108,11 +109,25 @@ def test_the_targets_action_is_smoothed_and_clipped_twice():
     assert np.mean(np.abs(noise) == 0.5) > 0.1  # the clip was needed
 
 
+RATES = td3(critic_learning_rate=2e-3, actor_learning_rate=5e-4, target_tau=0.25)
+
+
+def test_critics_and_actor_each_have_their_own_learning_rate():
+    """Adam's first step is as long as the learning rate; the actor's is the second update."""
+    states = [RATES.init(jax.random.key(0))]
+    for i in range(2):
+        states.append(update(RATES, states[-1], make_batch(seed=i), jax.random.key(i))[0])
+    for part, before, rate in (("critics", 0, 2e-3), ("actor", 1, 5e-4)):
+        pair = (jax.tree.leaves(getattr(state, part)) for state in states[before : before + 2])
+        largest = max(float(jnp.max(jnp.abs(x - y))) for x, y in zip(*pair, strict=True))
+        assert largest == pytest.approx(rate, rel=0.01)
+
+
 def test_targets_follow_by_tau_and_the_actor_every_second_time():
-    agent = td3(target_tau=0.25)
+    agent = RATES
     states, moved = [agent.init(jax.random.key(0))], []
     for i in range(4):
-        states.append(agent.update(states[-1], make_batch(seed=i), jax.random.key(i))[0])
+        states.append(update(agent, states[-1], make_batch(seed=i), jax.random.key(i))[0])
         before, after = states[-2:]
         moved.append(not same(before.actor, after.actor))
         assert same(before.target_actor, after.target_actor) == (not moved[-1])
@@ -133,15 +148,15 @@ def test_actor_and_mutations_climb_the_first_critic():
 
 @pytest.mark.parametrize("field", ["reward", "obs", "next_obs", "action"])
 def test_a_poisoned_batch_changes_nothing_and_is_counted(field):
-    agent = td3()
+    agent = RATES
     state = agent.init(jax.random.key(0))
     batch = make_batch()
     poison = getattr(batch.transition, field).at[0].set(jnp.nan)
     bad = batch._replace(transition=batch.transition._replace(**{field: poison}))
-    after, priorities, metrics = agent.update(state, bad, jax.random.key(0))
+    after, priorities, metrics = update(agent, state, bad, jax.random.key(0))
     assert int(metrics.failures["batch"]) == 1
     assert np.all(np.isnan(priorities))
     assert int(after.updates) == 1
     assert same(after._replace(updates=0), state._replace(updates=0))
-    _, _, metrics = agent.update(state, batch, jax.random.key(0))
+    _, _, metrics = update(agent, state, batch, jax.random.key(0))
     assert not any(map(int, metrics.failures.values()))

@@ -113,8 +113,8 @@ class Critic:
             var = jnp.mean(jnp.square(x - mean), axis=0)
             keep = self.momentum
             stats = {
-                "mean": keep * stats["mean"] + (1.0 - keep) * jax.lax.stop_gradient(mean),
-                "var": keep * stats["var"] + (1.0 - keep) * jax.lax.stop_gradient(var),
+                "mean": keep * stats["mean"] + (1.0 - keep) * mean,
+                "var": keep * stats["var"] + (1.0 - keep) * var,
             }
         else:
             mean, var = stats["mean"], stats["var"]

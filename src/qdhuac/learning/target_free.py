@@ -179,7 +179,7 @@ class TargetFreeLearner:
         else:
             lagging = zip(state.targets, state.stats, strict=True)
             next_logits = jnp.stack([self.critic.apply(p, s, obs, action, train=True)[0][size:] for p, s in lagging])
-        next_logits = jax.lax.stop_gradient(next_logits)
+        next_logits = jax.lax.stop_gradient(next_logits)  # nothing else of the target depends on the critics
 
         # T z = r + gamma (1 - d) (z - alpha log pi): an affine map of the support
         discount = self.config.discount * (1.0 - t.terminal)
@@ -208,7 +208,7 @@ class TargetFreeLearner:
         next_p, atoms = jax.nn.softmax(next_logits), self.atoms
         lower = jnp.argmin(categorical.mean(next_p, atoms), axis=0)  # [B]
         next_p = jnp.take_along_axis(next_p, lower[None, :, None], axis=0)[0]  # [B, N]
-        target = jax.lax.stop_gradient(categorical.project(next_p, shift, discount, atoms))
+        target = categorical.project(next_p, shift, discount, atoms)
         below, above = categorical.clipped_mass(next_p, shift, discount, atoms)
         clipped = {"clipped_below": jnp.mean(below), "clipped_above": jnp.mean(above)}
         return categorical.cross_entropy(target, logits), categorical.mean(target, atoms), clipped
@@ -217,7 +217,7 @@ class TargetFreeLearner:
         self, values: Array, next_values: Array, shift: Array, discount: Array
     ) -> tuple[Array, Array, Means]:
         """The same for scalar critics, whose targets nothing clips."""
-        target = jax.lax.stop_gradient(shift + discount * jnp.min(self._mean(next_values), axis=0))
+        target = shift + discount * jnp.min(self._mean(next_values), axis=0)
         return jnp.square(self._mean(values) - target), target, {}
 
     def _mean(self, outputs: Array) -> Array:

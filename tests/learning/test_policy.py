@@ -1,0 +1,53 @@
+"""The policy network and its tanh-Gaussian."""
+
+from __future__ import annotations
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from scipy import stats
+
+from qdhuac.learning.policy import Policy
+
+POLICY = Policy(2, 3, (8,))
+PARAMS = POLICY.init(jax.random.key(0))
+
+
+def certain(log_std):
+    """A head that says the same whatever it sees, before it is squeezed into its range."""
+    return {"kernel": jnp.zeros((8, 3)), "bias": jnp.full(3, log_std)}
+
+
+def squeezed(head, noise):
+    """How far noise moves the action before its tanh."""
+    obs, noise = jnp.full((1, 2), 0.1), jnp.full((1, 3), noise)
+    return np.arctanh(POLICY.sample(PARAMS, head, obs, noise)[0]) - np.arctanh(POLICY.act(PARAMS, obs))
+
+
+@pytest.mark.parametrize(("output", "std"), [(-100.0, np.exp(-5.0)), (0.0, np.exp(-1.5)), (100.0, np.exp(2.0))])
+def test_the_standard_deviation_stays_between_e_to_the_minus_5_and_e_to_the_2(output, std):
+    np.testing.assert_allclose(squeezed(certain(output), 0.1), 0.1 * std, rtol=5e-3)
+
+
+def test_without_noise_the_action_is_the_deterministic_one():
+    obs = jax.random.normal(jax.random.key(1), (5, 2))
+    action, _ = POLICY.sample(PARAMS, certain(0.0), obs, jnp.zeros((5, 3)))
+    np.testing.assert_allclose(action, POLICY.act(PARAMS, obs), rtol=1e-6)
+    np.testing.assert_allclose(action, np.tanh(POLICY.mean(PARAMS, POLICY.features(PARAMS, obs))), rtol=1e-6)
+
+
+@pytest.mark.parametrize("log_std", [-2.0, 0.0, 0.4])
+def test_log_probability_is_that_of_a_squashed_gaussian(log_std):
+    noise = jax.random.normal(jax.random.key(2), (9, 3))
+    obs = jax.random.normal(jax.random.key(3), (9, 2))
+    action, log_prob = POLICY.sample(PARAMS, certain(log_std), obs, noise)
+    mean = np.arctanh(POLICY.act(PARAMS, obs))
+    std = np.exp(-1.5 + 3.5 * np.tanh(log_std))
+    expected = stats.norm.logpdf(mean + std * noise, mean, std) - np.log(1.0 - np.square(np.asarray(action, float)))
+    np.testing.assert_allclose(log_prob, expected.sum(-1), rtol=0.01, atol=0.01)
+
+
+def test_the_log_probability_of_a_saturated_action_is_finite():
+    _, log_prob = POLICY.sample(PARAMS, certain(100.0), jnp.ones((1, 2)), jnp.full((1, 3), 20.0))
+    assert np.isfinite(log_prob).all()
