@@ -3,8 +3,8 @@
     python tests/mutation/mutate.py                            # 40 bugs, drawn from all files
     python tests/mutation/mutate.py learning archives --bugs 0  # every bug of these rooms: hours
 
-A file is tested by its mirror image first, then by the other tests of its room. `survivors.toml` holds the bugs that
-were judged to change nothing that matters, by file; they are not planted again.
+A file is tested by the test file of its name if there is one, otherwise by the tests of its room. `survivors.toml`
+holds survivors that were judged, by file, each with the reason why it may live; they are not planted again.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from pathlib import Path
 WIDTH = 110  # characters around a bug by which it is known
 ROOT = Path(__file__).parents[2]
 ROOMS = ("metrics.py", "archives", "emitters", "learning", "algorithms")
-MIRRORED = {"learning/target_free.py": "learning/test_learner.py", "metrics.py": "test_metrics.py"}
+MIRRORED = {f"learning/{name}.py": "learning/test_learner.py" for name in ("target_free", "updates")}
 SWAPS = {
     ast.Add: ast.Sub, ast.Sub: ast.Add, ast.Mult: ast.Div, ast.Div: ast.Mult, ast.FloorDiv: ast.Mult, ast.Mod: ast.Mult,
     ast.Pow: ast.Mult, ast.BitAnd: ast.BitOr, ast.BitOr: ast.BitAnd, ast.And: ast.Or, ast.Or: ast.And,
@@ -112,15 +112,15 @@ def main() -> int:
         for part in ("src", "tests"):
             shutil.copytree(ROOT / part, Path(scratch) / part)
         shutil.copy(ROOT / "pyproject.toml", scratch)
-        for name in dict.fromkeys(name for name, _, _ in planted):
-            if not passes(scratch, name):
-                sys.stderr.write(f"{name}: its tests fail without any bug\n")
+        for tests in dict.fromkeys(mirrored(name) for name, _, _ in planted):
+            if not passes(scratch, tests):
+                sys.stderr.write(f"{tests}: fails without any bug\n")
                 return 1
         for name, what, text in planted:
             file = Path(scratch, "src", "qdhuac", name)
             sound = file.read_text()
             file.write_text(text)
-            survived = passes(scratch, name)
+            survived = passes(scratch, mirrored(name))
             file.write_text(sound)
             survivors += survived
             sys.stdout.write(f"{'SURVIVED' if survived else 'killed  '} {name} {what}\n")
@@ -129,17 +129,20 @@ def main() -> int:
     return int(survivors > 0)
 
 
-def passes(scratch: str, name: str) -> bool:
-    """Whether the tests of a file pass; one that hangs does not."""
-    tests = Path(scratch, "tests")
-    room, stem = Path(name).parent, Path(name).stem
-    mirrored = tests / MIRRORED.get(name, room / f"test_{stem}.py")
-    targets = [t for t in (mirrored, tests / room) if t.exists() and t != tests]
+def mirrored(name: str) -> str:
+    """The tests of a file, a file or a folder below `tests`."""
+    path = Path(name)
+    own = MIRRORED.get(name, str(path.parent / f"test_{path.stem}.py"))
+    return own if (ROOT / "tests" / own).exists() else str(path.parent)
+
+
+def passes(scratch: str, tests: str) -> bool:
+    """Whether tests pass; if they hang, they do not."""
     environment = os.environ | {
         "PYTHONPATH": f"{scratch}/src:{scratch}/tests/helpers",
         "JAX_COMPILATION_CACHE_DIR": f"{scratch}/cache",
     }
-    command = [sys.executable, "-m", "pytest", "-n0", "-x", *map(str, targets)]
+    command = [sys.executable, "-m", "pytest", "-n0", "-x", f"{scratch}/tests/{tests}"]
     try:
         return not subprocess.run(command, cwd=scratch, env=environment, capture_output=True, timeout=1200).returncode
     except subprocess.TimeoutExpired:
