@@ -1,4 +1,4 @@
-"""The paper's claims beside the stored runs: one row each, with numbers and a verdict that a rule gives.
+"""The paper's claims beside the stored studies: one row each, with numbers and a verdict by a rule.
 
 `benchmarks/results.py page` writes them into docs/results.md. A claim that one thing is higher than another is judged
 by the ranks of the seeds. With three of each it holds if every seed of the one is above every seed of the other.
@@ -6,13 +6,12 @@ by the ranks of the seeds. With three of each it holds if every seed of the one 
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from pathlib import Path
+from collections.abc import Iterator, Mapping, Sequence
 
 import numpy as np
 from scipy.stats import binomtest, mannwhitneyu
 
-from qdhuac.studies.results import NAMES, Results, collect, probed, short, steps_needed
+from qdhuac.studies.results import NAMES, Results, probed, short, steps_needed
 
 ENOUGH = 3  # seeds
 CHANCE = 0.05  # of a one-sided test
@@ -20,13 +19,9 @@ WAITING = ("no run yet", "")
 Row = tuple[str, str, str, str]  # claim, the paper's number, ours, verdict
 
 
-def table(source: Path) -> tuple[list[str], list[list[str]]]:
-    """Head and rows of all claims, of the studies that are stored under `source`."""
-    rows: list[Row] = []
-    for name, claims in CLAIMS.items():
-        folder = source / f"{name}-laptop"
-        if folder.exists():
-            rows += claims(collect(folder))
+def table(studies: Mapping[str, Results]) -> tuple[list[str], list[list[str]]]:
+    """Head and rows of all claims about the studies, which are given by name."""
+    rows = [row for name, claims in CLAIMS.items() if name in studies for row in claims(studies[name])]
     return ["claim", "paper", "here", "holds here"], [list(row) for row in rows]
 
 

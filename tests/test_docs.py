@@ -2,7 +2,6 @@
 
 import importlib.util
 import re
-import shutil
 from pathlib import Path
 from typing import NamedTuple
 
@@ -81,17 +80,22 @@ def test_the_reference_shows_bounds_and_what_presets_set():
     assert line.split("|")[2:5] == [" 128 ", " 512 ", " 16 "]  # laptop, paper, smoke
 
 
-@pytest.mark.parametrize("page", ["README.md", "docs/results.md"])
-def test_the_tables_of_results_are_those_of_the_stored_runs(monkeypatch, page):
+@pytest.fixture
+def benchmark(monkeypatch):
+    """Loads a script of benchmarks/."""
     monkeypatch.syspath_prepend(ROOT / "benchmarks")
+    return lambda name: load(ROOT / "benchmarks" / f"{name}.py")
+
+
+@pytest.mark.parametrize("page", ["README.md", "docs/results.md"])
+def test_the_tables_of_results_are_those_of_the_stored_studies(benchmark, page):
     text = (ROOT / page).read_text()
-    results = load(ROOT / "benchmarks" / "results.py")
     assert text.count("<!-- table: ") == text.count("<!-- /table -->") > 0
-    assert results.filled(ROOT / "results" / "studies", text) == text  # python benchmarks/results.py page
+    assert benchmark("results").filled(text) == text  # if not: python benchmarks/results.py page PAGE
 
 
-def test_a_claim_holds_when_its_seeds_are_higher_than_chance_would_have_them():
-    verdict = load(ROOT / "benchmarks" / "claims.py").verdict
+def test_a_claim_holds_when_its_seeds_are_higher_than_chance_would_have_them(benchmark):
+    verdict = benchmark("claims").verdict
     low, middle, high = (np.array([1.0, 2.0, 3.0]) + shift for shift in (0.0, 1.5, 5.0))
     assert verdict(high, low) == "yes"
     assert verdict(low, high) == "no"
@@ -105,77 +109,45 @@ def test_a_claim_holds_when_its_seeds_are_higher_than_chance_would_have_them():
     assert verdict(ten, np.array([*ours, 2.5])) == "no"
 
 
-def test_a_claim_within_runs_is_judged_by_their_signs():
-    signs = load(ROOT / "benchmarks" / "claims.py").signs
+def test_a_claim_within_runs_is_judged_by_their_signs(benchmark):
+    signs = benchmark("claims").signs
     assert signs(np.array([1.0, 2.0, 3.0, 4.0])) == "unclear"  # four coins show the same side in one case of eight
     assert signs(np.array([1.0, 2.0, 3.0, 4.0, 5.0])) == "yes"
     assert signs(-np.array([1.0, 2.0, 3.0, 4.0, 5.0])) == "no"
     assert signs(np.zeros(5)) == "not seen"
 
 
-def test_stored_studies_are_whole():
-    for record in sorted((ROOT / "results" / "studies").glob("*/study.toml")):
-        found = collect(record.parent)
-        assert (found.notes, found.unfinished) == ([], [])
-
-
-def test_storing_results_forgets_no_seed_and_no_half_run(tmp_path, monkeypatch):
-    monkeypatch.syspath_prepend(ROOT / "benchmarks")
-    store, kept = load(ROOT / "benchmarks" / "results.py").study, tmp_path / "kept"
-    made = write_study(tmp_path / "more", "target", "smoke", 2)
-    half = kept / "runs" / f"{collect(made).runs[0].folder}.half"
-    half.mkdir(parents=True)
-    (half / "metrics.jsonl").write_text("{")
-    store(made.parent, kept)
-    store(write_study(tmp_path / "fewer", "target", "smoke", 1).parent, kept)
-    found = collect(kept / "target-smoke")
-    assert (len(found.runs), found.notes) == (4, [])
-    assert not half.exists()
-
-
-def test_claims_are_judged_by_the_stored_numbers(tmp_path):
-    claims = load(ROOT / "benchmarks" / "claims.py")
-    assert claims.table(tmp_path)[1] == []
-    for name in claims.CLAIMS:
-        made = write_study(tmp_path, name, "laptop", 3, archive=False)
-    _, rows = claims.table(tmp_path)
+def test_claims_are_judged_by_the_numbers_of_the_studies(benchmark, tmp_path):
+    claims = benchmark("claims")
+    assert claims.table({})[1] == []
+    studies = {name: collect(write_study(tmp_path, name, "laptop", 3, archive=False)) for name in claims.CLAIMS}
+    _, rows = claims.table(studies)
     said = {row[0]: row[1:] for row in rows}
     assert len(said) == len(rows) > 25
     assert all(here != "no run yet" and holds for _, here, holds in said.values())
-    # The last study is `components`: its settings differ by more than their seeds do.
-    scalar, full = (collect(made).final("halfcheetah", name, "max_fitness") for name in ("scalar critic", "QDHUAC"))
+    found = studies["components"]  # its settings differ by more than their seeds do
+    scalar, full = (found.final("halfcheetah", name, "max_fitness") for name in ("scalar critic", "QDHUAC"))
     _, here, holds = said["HalfCheetah: a scalar critic is less fit than C51 early on"]
     assert here.endswith(f" ({scalar.mean() / full.mean():.0%})")
     assert holds == ("yes" if scalar.max() < full.min() else "no")
 
 
-def test_a_claim_of_being_higher_than_several_holds_against_each_of_them(tmp_path):
-    claims = load(ROOT / "benchmarks" / "claims.py")
-    found = collect(write_study(tmp_path, "target", "laptop", 3, archive=False))
+def test_a_claim_of_being_higher_than_several_holds_against_each_of_them(benchmark, tmp_path):
+    claims = benchmark("claims")
+    found = collect(write_study(tmp_path, "benchmark", "laptop", 3, archive=False))
+    ours, *others = "QDHUAC", "PGA-ME", "QD-PG"
 
-    def holds(**seeds):
+    def judged(**seeds):
         for name, values in seeds.items():
             rows = {i: [{"env_steps": 1, "max_fitness": value}] for i, value in enumerate(values)}
-            found.curves["halfcheetah", name] = rows
-        return claims._higher("", "", found, "halfcheetah", "max_fitness", "ours", ["steady", "wild"])[3]
+            found.curves["hopper", {"ours": ours, "steady": others[0], "wild": others[1]}[name]] = rows
+        return claims.table({"benchmark": found})[1][0][2:]  # Hopper: QDHUAC against PGA-ME and QD-PG
 
-    assert holds(ours=(7, 8, 9), steady=(5, 5, 6), wild=(1, 1, 6)) == "yes"
-    assert holds(wild=(1, 1, 8)) == "unclear"  # not the best on average, but its best run beats one of ours
-    assert holds(steady=(10, 10, 10)) == "no"
-
-
-def test_no_claim_is_judged_before_every_rival_has_its_seeds(tmp_path):
-    claims = load(ROOT / "benchmarks" / "claims.py")
-    made = write_study(tmp_path, "benchmark", "laptop", 3, archive=False)
-    (*_, here, before), *_ = claims.table(tmp_path)[1]  # Hopper, QDHUAC against PGA-ME and QD-PG
-    weaker = "PGA-ME" if "(QD-PG)" in here else "QD-PG"
-    seeds = [run.folder for run in collect(made).runs if (run.task, run.label) == ("hopper", weaker)]
-    shutil.rmtree(tmp_path / "runs" / seeds[0])
-    assert before in ("yes", "no", "unclear")
-    assert claims.table(tmp_path)[1][0][2:] == [here, "2 seeds of 3"]
-    for folder in seeds[1:]:
-        shutil.rmtree(tmp_path / "runs" / folder)
-    assert claims.table(tmp_path)[1][0][2:] == ["no run yet", ""]
+    assert judged(ours=(7, 8, 9), steady=(5, 5, 6), wild=(1, 1, 6)) == ["8 against 5.333 (PGA-ME)", "yes"]
+    assert judged(wild=(1, 1, 8))[1] == "unclear"  # not the best on average, but its best run beats one of ours
+    assert judged(steady=(10, 10, 10))[1] == "no"
+    assert judged(wild=(1, 8))[1] == "2 seeds of 3"
+    assert judged(wild=()) == ["no run yet", ""]
 
 
 def test_the_code_beside_the_mathematics_is_there():

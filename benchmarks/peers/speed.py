@@ -68,7 +68,7 @@ def ours(algorithm: str, preset: str, updates: int, changes: dict[str, object]) 
     import jax
     import jax.numpy as jnp
 
-    from qdhuac import presets
+    from qdhuac.algorithms import specs
     from qdhuac.bench.learner import ACTIONS, OBS, build
     from qdhuac.bench.replay import filled
     from qdhuac.bench.timing import Stepper, best_times
@@ -78,12 +78,13 @@ def ours(algorithm: str, preset: str, updates: int, changes: dict[str, object]) 
     from qdhuac.learning.td3 import TD3Learner
 
     prepare_jax()
-    settings = presets.make(algorithm, preset, changes)
+    config = specs.make(algorithm, preset, changes)
+    settings = config.settings
     if algorithm == "qdhuac":
-        learner, replay = build(settings)
+        learner, replay = build(config)
     else:
-        learner = TD3Learner(Policy(OBS, ACTIONS, settings.policy.hidden), settings.critic, settings.learner)
-        replay = Replay(settings.replay.capacity, OBS, ACTIONS, settings.replay.priority_exponent)
+        learner = TD3Learner(Policy(OBS, ACTIONS, config.policy.hidden), settings.critic, settings.learner)
+        replay = Replay.of(settings.replay, OBS, ACTIONS)
     key = jax.random.key(0)
 
     def learn(state, updates):

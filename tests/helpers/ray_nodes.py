@@ -11,11 +11,11 @@ from pathlib import Path
 from ray.cluster_utils import Cluster
 
 NODE = {"num_cpus": 1, "object_store_memory": 80 << 20}
-# Whoever refuses the connection is soon known to be dead; a busy machine may take its time to answer.
+# A node that refuses connections counts as dead soon; one on a busy machine may answer late.
 CHECKS = {"initial_delay_ms": 500, "period_ms": 500, "timeout_ms": 20_000, "failure_threshold": 3}
 
 folder = tempfile.mkdtemp(prefix="ray")  # short, as sockets' names must be
-Path("/tmp/ray").mkdir(exist_ok=True)  # where Ray notes the address, but does not make the folder
+Path(tempfile.gettempdir(), "ray").mkdir(exist_ok=True)  # Ray notes the address there, but does not make the folder
 quick = {f"health_check_{name}": value for name, value in CHECKS.items()}
 head = {**NODE, "include_dashboard": False, "temp_dir": folder, "_system_config": quick}
 cluster = Cluster(initialize_head=True, head_node_args=head)

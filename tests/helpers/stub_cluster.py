@@ -1,32 +1,28 @@
-"""`qdhuac study` whose nodes start `stub_qdhuac.py` instead of training. STUB_VERSION: the version it claims to be."""
+"""`qdhuac study` whose nodes start `stub_qdhuac.py` instead of training."""
 
-import os
 import sys
 from pathlib import Path
 
-import qdhuac
 from qdhuac import cli
-from qdhuac.studies import folder, worker
-from qdhuac.studies import local as jobs
-from qdhuac.studies import slurm as on_slurm
+from qdhuac.studies import local, slurm, worker
 
 STUB = [sys.executable, str(Path(__file__).parent / "stub_qdhuac.py")]
 
 
 def work(order):
-    jobs.COMMAND = STUB
+    local.COMMAND = STUB
     return worker.Worker().run(order)
 
 
-class Task(on_slurm.Task):
+class Task(slurm.Task):
     def __call__(self):
-        jobs.COMMAND = STUB
+        local.COMMAND = STUB
         return super().__call__()
 
 
 def main():
-    worker.work, on_slurm.Task = work, Task
-    qdhuac.__version__ = folder.__version__ = os.environ.get("STUB_VERSION", qdhuac.__version__)
+    local.COMMAND = STUB
+    worker.work, slurm.Task = work, Task
     return cli.main(sys.argv[1:])
 
 

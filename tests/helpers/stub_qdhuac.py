@@ -4,14 +4,14 @@ STUB_FAIL: part of a folder's name; that run fails. STUB_HANG: that run does hal
 first half, and waits for a signal, upon which it saves, or for a file `go`.
 """
 
+import argparse
 import os
 import signal
 import sys
 import time
 from pathlib import Path
 
-from qdhuac import cli, config
-from qdhuac.cli import train as command
+from qdhuac.algorithms import specs
 from qdhuac.store import checkpoint
 from qdhuac.store.run_folder import REPORT, RunDir
 
@@ -28,8 +28,8 @@ def lines(done, goal, stop):
             "max_fitness": 2.0 * i,
             "qd_score_auc": 3.0 * i,
             **dict.fromkeys(("archive_size", "archive_qd_score", "archive_mean_fitness"), i),
+            "wall_s": 30.0 * i,
             "process": os.getpid(),
-            **{f"time_{phase}": 0.5 for phase in ("ask", "evaluate", "tell", "learn")},
         }
 
 
@@ -40,13 +40,18 @@ def save(folder):
 
 
 def main():
-    arguments = cli.parser().parse_args(sys.argv[1:])
-    new = sys.argv[1] == "train"
-    path = Path(arguments.run_dir)
+    parser = argparse.ArgumentParser()
+    commands = parser.add_subparsers(dest="command")
+    train = commands.add_parser("train")
+    train.add_argument("--config", type=Path)
+    train.add_argument("--run-dir", type=Path)
+    resume = commands.add_parser("resume")
+    resume.add_argument("run_dir", type=Path)
+    resume.add_argument("--env-steps", type=int)
+    arguments = parser.parse_args()
+    new, path = arguments.command == "train", arguments.run_dir
     if new:
-        settings = command.configuration(arguments)
-        if settings.run.generations:  # a calibration: three generations, so that the last four lines' step fits
-            settings = config.replace(settings, {"run.env_steps": 400, "run.generations": 0})
+        settings = specs.from_toml(arguments.config.read_text())
         folder = RunDir.create(path, settings)
     else:
         folder = RunDir.open(path)
@@ -72,7 +77,7 @@ def main():
         signal.signal(signal.SIGTERM, stop)
         signal.signal(signal.SIGINT, stop)
         (path / "waiting").write_text(str(os.getpid()))
-        for _ in range(4000):  # not for ever, should nobody come
+        for _ in range(4000):  # gives up some day
             if not (path / "go").exists():
                 time.sleep(0.05)
     for line in lines(done, goal, goal):

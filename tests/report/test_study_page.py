@@ -13,18 +13,18 @@ import pytest
 from fake_study import write_run, write_study
 
 from qdhuac import cli, config
+from qdhuac.errors import UserError
 from qdhuac.report import study_figures as figures
-from qdhuac.report import study_page as report
 from qdhuac.store.run_folder import REPERTOIRE, RunDir
 from qdhuac.studies import catalogue, results
 from qdhuac.studies.results import MEASURES, collect
 
 FIGURES = {
-    "benchmark": {"curves", "aggregate", "profiles", "own", *(f"archives-{t}" for t in results.NAMES)},
+    "benchmark": {"curves", "aggregate", "profiles", "kept", *(f"archives-{t}" for t in results.NAMES)},
     "latency": {"latency", "curves"},
     "utd": {"utd", "curves-normalised", "curves-unnormalised"},
     "normalisation": {"curves", "relative", "final"},
-    "archive": {"curves", "relative", "final", "own", "archives-halfcheetah", "archives-humanoid"},
+    "archive": {"curves", "relative", "final", "kept", "archives-halfcheetah", "archives-humanoid"},
     "target": {"curves", "relative", "final"},
     "components": {"final", "curves-1", "relative-1", "curves-2", "relative-2"},
 }
@@ -43,17 +43,39 @@ def table(folder, name):
 @pytest.mark.parametrize("name", FIGURES)
 def test_every_study_has_its_figures(name, root):
     found = collect(write_study(root, name, "smoke", 2))
-    archives = {t: {"a": (np.random.rand(9, d), np.arange(9.0), [[0.0] * d, [1.0] * d])} for t, d in ARCHIVES[name]}
-    drawn = dict(figures.draw(found, archives))
+    drawn = {name: figure for name, figure, _ in figures.draw(found)}
     assert set(drawn) == FIGURES[name]
     for figure in drawn.values():
         assert all(axes.has_data() for axes in figure.axes if axes.get_visible())
 
 
-ARCHIVES = {name: [] for name in FIGURES} | {
-    "benchmark": [("hopper", 1), ("walker2d", 2), ("halfcheetah", 2), ("ant", 4), ("humanoid", 2)],
-    "archive": [("halfcheetah", 2), ("humanoid", 2)],
-}
+@pytest.mark.parametrize("name", FIGURES)
+def test_results_are_the_same_from_runs_and_from_their_csv_file(name, root, tmp_path):
+    found = collect(write_study(root, name, "smoke", 2))
+    with (tmp_path / "results.csv").open("w", newline="") as file:
+        head, rows = results.as_csv(found)
+        csv.writer(file).writerows([head, *rows])
+    again = results.read_csv(tmp_path / "results.csv")
+    assert results.as_csv(again) == (head, rows)
+    assert list(results.tables(again)) == list(results.tables(found))
+    drawn = {name for name, *_ in figures.draw(again)}
+    assert drawn == {name for name in FIGURES[name] if not name.startswith("archives-")}  # those need the runs
+
+
+def test_a_csv_file_of_another_catalogue_can_be_read(root, tmp_path):
+    head, rows = results.as_csv(collect(write_study(root, "target", "smoke", 2)))
+    old = [[cell.replace("Polyak 0.005", "Polyak 0.01") for cell in row] for row in rows]
+    with (tmp_path / "results.csv").open("w", newline="") as file:
+        csv.writer(file).writerows([head, *old])
+    assert results.read_csv(tmp_path / "results.csv").labels == ["no target network", "Polyak 0.01"]
+
+
+@pytest.mark.parametrize("text", ["", "a,b\n1,2\n", "study,scale,task,setting,seed\nutd,laptop,ant,x,one\n"])
+def test_a_file_that_is_not_a_study_is_refused_by_name(tmp_path, text):
+    path = tmp_path / "results.csv"
+    path.write_text(text)
+    with pytest.raises(UserError, match=r"results\.csv: not the CSV file of a study"):
+        results.read_csv(path)
 
 
 def test_the_report_of_a_study_is_complete_and_self_contained(root, capsys):
@@ -69,13 +91,13 @@ def test_the_report_of_a_study_is_complete_and_self_contained(root, capsys):
     assert not re.search(r'(src|href)="(?!data:)', page)
     assert "<script" not in page
     assert "Polyak 0.005" in (folder / "table.md").read_text()
-    assert {row["folder"] for row in table(folder, "runs")} == {run.folder for run in collect(folder).runs}
-    assert all(len(row["metrics_sha256"]) == 64 for row in table(folder, "runs"))
+    rows = [row for row in table(folder, "results") if row["config_sha256"]]
+    assert {row["config_sha256"] for row in rows} == {run.fingerprint for run in catalogue.runs("target", "smoke", 2)}
 
 
 def test_many_missing_runs_are_one_line_in_the_terminal_and_all_named_on_the_page(tmp_path, capsys):
     folder = write_study(tmp_path, "normalisation", "smoke", 2)
-    gone = [run.folder for run in collect(folder).runs[1:]]
+    gone = [run.folder for run in catalogue.runs("normalisation", "smoke", 2)[1:]]
     for name in gone:
         shutil.rmtree(tmp_path / "runs" / name)
     assert cli.main(["report", str(folder)]) == 0
@@ -91,7 +113,7 @@ def test_tables_hold_the_stored_numbers(root):
     found = collect(folder)
     head, rows = results.summary(found)
     stored = []
-    for run in found.runs:
+    for run in catalogue.runs("target", "smoke", 2):
         if run.label == "Polyak 0.005":
             last = (root / "runs" / run.folder / "metrics.jsonl").read_text().splitlines()[-1]
             stored.append(json.loads(last)["max_fitness"])
@@ -103,7 +125,7 @@ def test_tables_hold_the_stored_numbers(root):
 
 def test_what_the_algorithms_keep_has_a_table_of_its_own(root):
     found = collect(write_study(root, "archive", "smoke", 2))
-    head, rows = results.own(found)
+    head, rows = results.kept(found)
     assert head[3:] == ["policies kept", "their QD score", "their mean fitness"]
     assert rows[0][3] == "100 ± 0"  # of generation 10
     qd = found.final(found.tasks[0], found.labels[0], "qd_score").mean()
@@ -185,7 +207,7 @@ def test_an_area_grows_between_generations_and_a_score_does_not(root):
 
 def test_pictures_show_archives_at_the_horizon_of_the_study(tmp_path):
     found = collect(write_study(tmp_path, "archive", "laptop", 1))
-    archives = report.kept_archives(found)
+    archives = figures.kept_archives(found)
     # DNS on HalfCheetah is QDHUAC of the benchmark: ten generations until 60 000 steps, and this study ends at 40 000.
     assert len(archives["halfcheetah"]["DNS"][1]) == 8 * 6
     assert len(archives["halfcheetah"]["MAP-Elites"][1]) == 8 * 10
@@ -193,11 +215,10 @@ def test_pictures_show_archives_at_the_horizon_of_the_study(tmp_path):
 
 def test_pictures_of_a_robot_are_all_of_one_seed(tmp_path):
     found = collect(write_study(tmp_path, "archive", "laptop", 2))
-    first, second = ({r.seed: r for r in found.runs if r.label == label} for label in ("DNS", "MAP-Elites"))
-    (tmp_path / "runs" / first[100].folder / REPERTOIRE).unlink()
-    path = tmp_path / "runs" / second[101].folder
+    (found.origins["halfcheetah", "DNS", 100].folder / REPERTOIRE).unlink()
+    path = found.origins["halfcheetah", "MAP-Elites", 101].folder
     descriptors = [d for line in RunDir.open(path).read_history() for d in line["descriptor"]]
-    shown = report.kept_archives(found)[second[101].task]
+    shown = figures.kept_archives(found)["halfcheetah"]
     np.testing.assert_allclose(shown["MAP-Elites"][0], descriptors)
     assert len(shown) == 2
 
@@ -205,30 +226,27 @@ def test_pictures_of_a_robot_are_all_of_one_seed(tmp_path):
 def test_runs_of_different_physics_or_versions_are_named(tmp_path):
     made = write_study(tmp_path, "target", "paper", 1, versions="3.1")
     assert collect(made).notes == []
-    path = tmp_path / "runs" / collect(made).runs[1].folder
+    run = catalogue.runs("target", "paper", 1)[1]
+    path = tmp_path / "runs" / run.folder
     settings = RunDir.open(path).read_config()
     RunDir.open(path).write_config(config.replace(settings, {"task.backend": "native"}))
     (note,) = collect(made).notes
     assert "different physics" in note
     assert path.name in note
     shutil.rmtree(path)
-    write_run(tmp_path, catalogue.runs("target", "paper", 1)[1], versions="3.2")
+    write_run(tmp_path, run, versions="3.2")
     (note,) = collect(made).notes
     assert "different versions" in note
-    assert "mujoco 3.2 (1 runs, as " + path.name in note
-    (path / REPERTOIRE).unlink()  # as stored results are, which keep the versions in a file of their own
-    assert "unknown (1 runs, as " + path.name in collect(made).notes[0]
-    (path / results.ORIGIN).write_text('{"versions": {"mujoco": "3.3"}}')
-    assert "mujoco 3.3 (1 runs, as " + path.name in collect(made).notes[0]
-    (path / results.ORIGIN).write_text('{"versions": {"mujoco": "3.1"}}')
-    assert collect(made).notes == []
+    assert "mujoco 3.2 (1 runs, such as " + path.name in note
+    (path / REPERTOIRE).unlink()
+    assert "unknown (1 runs, such as " + path.name in collect(made).notes[0]
 
 
 def test_seeds_that_not_every_setting_has_are_named(tmp_path):
     made = write_study(tmp_path, "target", "smoke", 2)
-    shutil.rmtree(tmp_path / "runs" / collect(made).runs[-1].folder)
+    shutil.rmtree(tmp_path / "runs" / catalogue.runs("target", "smoke", 2)[-1].folder)
     found = collect(made)
-    assert any("of seeds 100 alone" in note for note in found.notes)
+    assert any("use only seeds 100" in note for note in found.notes)
     assert {row[2] for row in results.aggregate(found)[1]} == {"1"}
 
 

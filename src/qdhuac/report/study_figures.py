@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
+from statistics import mode
 from typing import Any
 
 import matplotlib
@@ -12,10 +13,15 @@ import numpy as np
 from matplotlib.figure import Figure
 from matplotlib.ticker import FixedLocator, FuncFormatter, NullLocator
 
+from qdhuac.errors import UserError
 from qdhuac.report.run_figures import tidy
+from qdhuac.store import history, repertoire
+from qdhuac.store.run_folder import REPERTOIRE, RunDir
 from qdhuac.studies import statistics
-from qdhuac.studies.results import MEASURES, NAMES, OWN, Results
+from qdhuac.studies.results import KEPT, MEASURES, NAMES, PROBES, Results
 
+Archive = tuple[np.ndarray, np.ndarray, Sequence[Sequence[float]]]  # descriptor [N, D], fitness [N], bounds
+Drawn = Iterator[tuple[str, Figure]]  # figures by name
 # Okabe and Ito's colours, and a dash and a marker for each, so that no two means differ in colour alone.
 COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#000000")
 DASHES: tuple[Any, ...] = ("-", "--", (0, (4, 1, 1, 1)), "-.", ":", (0, (6, 2)), (0, (1, 1)))
@@ -42,42 +48,6 @@ FORMATS: dict[str, dict[str, Any]] = {"svg": {"Date": None}, "pdf": {"CreationDa
 BINS = 5  # per foot, in the picture of a four-footed robot's archive
 SMALL = 0.1  # of its last value: below that, nothing is drawn relative to a reference
 FINEST = 80  # points of a line: its axes are some 140 points wide in print, and runs have hundreds of generations
-
-
-def draw(results: Results, archives: Mapping[str, Mapping[str, Any]]) -> Iterator[tuple[str, Figure]]:
-    """The figures that go with a study, by name. `archives`: per task, arrays and bounds per setting."""
-    name = results.study.name
-    with matplotlib.rc_context(STYLE):
-        if name == "utd":
-            yield "utd", utd(results)
-            for kind in ("normalised", "unnormalised"):
-                if part := [label for label in results.labels if label.startswith(f"{kind},")]:
-                    yield f"curves-{kind}", curves(results, part)
-        elif name == "latency":
-            yield "latency", latency(results)
-            yield "curves", curves(results, results.labels)
-        elif name == "benchmark":
-            yield "curves", curves(results, results.labels)
-            if results.scores("qd_score"):
-                yield "aggregate", aggregate(results)
-                yield "profiles", profiles(results)
-        else:
-            yield from _curves(results)
-            yield "final", final(results)
-        if name in ("benchmark", "archive"):
-            yield "own", curves(results, results.labels, measures=OWN)
-        for task, found in archives.items():
-            yield f"archives-{task}", archive_maps(task, found)
-
-
-def _curves(results: Results) -> Iterator[tuple[str, Figure]]:
-    """Curves, as they are and relative to the reference; of many settings, the reference with up to six at a time."""
-    first, *others = results.labels
-    parts = [part.tolist() for part in np.array_split(others, max(1, math.ceil(len(others) / 6)))]
-    for number, part in enumerate(parts, 1):
-        ending = f"-{number}" if len(parts) > 1 else ""
-        yield f"curves{ending}", curves(results, [first, *part])
-        yield f"relative{ending}", curves(results, [first, *part], relative=True)
 
 
 def save(figure: Figure, folder: Path, name: str, kinds: Sequence[str] = tuple(FORMATS)) -> None:
@@ -127,9 +97,9 @@ def curves(
 def utd(results: Results) -> Figure:
     """Measures at the horizon against updates per environment step; every seed is a point."""
     ratios: dict[str, list[tuple[float, str]]] = {}
-    for label in results.labels:
-        kind, _, ratio = label.rpartition(", UTD ")
-        ratios.setdefault(kind, []).append((float(ratio), label))
+    for setting in results.study.settings:
+        if setting.label in results.labels:
+            ratios.setdefault(setting.group, []).append((setting.x, setting.label))
     figure = Figure(figsize=(2.3 * len(MEASURES) + 0.4, 2.7), layout="constrained")
     grid = figure.subplots(1, len(MEASURES), squeeze=False)
     for axes, (measure, title) in zip(grid[0], MEASURES.items(), strict=True):
@@ -160,7 +130,7 @@ def latency(results: Results) -> Figure:
     task, label = results.tasks[0], results.labels[0]
     figure = Figure(figsize=(8.2, 4.4), layout="constrained")
     grid = figure.subplots(2, 3, squeeze=False, sharex=True)
-    for row, (where, prefix) in enumerate((("start states", "probe_"), ("along the way", "probe_path_"))):
+    for row, (where, prefix) in enumerate(zip(("start states", "along the way"), PROBES, strict=True)):
         predictions, gap, missed = grid[row]
         for i, (key, name) in enumerate(
             (("q", "critic"), ("q_shadow", "shadow target"), ("return", "true discounted return"))
@@ -267,8 +237,8 @@ def final(results: Results) -> Figure:
     return figure
 
 
-def archive_maps(task: str, found: Mapping[str, tuple[np.ndarray, np.ndarray, Sequence[Sequence[float]]]]) -> Figure:
-    """The archives of the settings side by side: descriptor [N, D], fitness [N] and bounds of each."""
+def archive_maps(task: str, found: Mapping[str, Archive]) -> Figure:
+    """The archives of the settings side by side."""
     columns = 3 if len(found) in (5, 6) else min(4, len(found))
     rows = -(-len(found) // columns)
     figure = Figure(figsize=(2.2 * columns + 0.9, 2.1 * rows + 0.4), layout="constrained")
@@ -293,6 +263,111 @@ def archive_maps(task: str, found: Mapping[str, tuple[np.ndarray, np.ndarray, Se
         bar = figure.colorbar(seen, ax=grid.ravel().tolist(), label="fitness", pad=0.02)
         bar.outline.set_visible(False)
     return figure
+
+
+def _curves(results: Results) -> Drawn:
+    """Curves of each group of settings, or of the reference with up to six others at a time."""
+    for ending, labels in _parts(results):
+        yield f"curves{ending}", curves(results, labels)
+
+
+def _relative(results: Results) -> Drawn:
+    for ending, labels in _parts(results):
+        yield f"relative{ending}", curves(results, labels, relative=True)
+
+
+def _parts(results: Results) -> Iterator[tuple[str, list[str]]]:
+    """Settings that share a figure of curves, with the ending of its name."""
+    there = [setting for setting in results.study.settings if setting.label in results.labels]
+    if groups := list(dict.fromkeys(setting.group for setting in there if setting.group)):
+        for group in groups:
+            yield f"-{group}", [setting.label for setting in there if setting.group == group]
+        return
+    first, *others = results.labels
+    parts = np.array_split(others, max(1, math.ceil(len(others) / 6)))
+    for i, part in enumerate(parts, 1):
+        yield f"-{i}" * (len(parts) > 1), [first, *part.tolist()]
+
+
+def _archives(results: Results) -> Drawn:
+    for task, found in kept_archives(results).items():
+        yield f"archives-{task}", archive_maps(task, found)
+
+
+def kept_archives(results: Results) -> dict[str, dict[str, Archive]]:
+    """Per task the archives of the settings at the study's horizon, all of the seed that most of them have."""
+    found: dict[str, dict[str, Archive]] = {}
+    there = {key: o.folder for key, o in results.origins.items() if o.folder and (o.folder / REPERTOIRE).exists()}
+    for task in results.tasks:
+        seeds = [seed for t, _, seed in there if t == task]
+        for label in results.labels:
+            key = task, label, mode(seeds) if seeds else -1
+            if key not in there:
+                continue
+            try:
+                bounds = repertoire.read(there[key] / REPERTOIRE)[1]["descriptor_bounds"]
+                # The history, as the run may have gone beyond the horizon.
+                past = history.rebuild(RunDir.open(there[key]).read_history(), len(bounds[0]))
+            except UserError as error:
+                results.notes.append(str(error))
+                continue
+            alive = past.at(int(results.curves[task, label][key[2]][-1]["generation"]))
+            if len(alive):
+                found.setdefault(task, {})[label] = past.descriptor[alive], past.fitness[alive], bounds
+    return found
+
+
+def _one(name: str, draw: Callable[[Results], Figure]) -> Callable[[Results], Drawn]:
+    def figures(results: Results) -> Drawn:
+        yield name, draw(results)
+
+    return figures
+
+
+def _scored(name: str, draw: Callable[[Results], Figure]) -> Callable[[Results], Drawn]:
+    """A figure of statistics over all tasks, which needs common seeds."""
+    return lambda results: _one(name, draw)(results) if results.common_seeds else iter(())
+
+
+# The figures that a study can have, with their captions.
+FIGURES: dict[str, tuple[Callable[[Results], Drawn], str]] = {
+    "curves": (_curves, "Thick: mean over seeds. Band: one standard deviation. Thin: every seed."),
+    "relative": (
+        _relative,
+        "Each seed divided by the reference's mean at the same step, once that is a tenth of its last value.",
+    ),
+    "final": (
+        _one("final", final),
+        "At the last step, divided by the reference's mean. A point is a seed, the bar their mean.",
+    ),
+    "utd": (_one("utd", utd), "At the last step. Small points: seeds. Line: mean. Band: one standard deviation."),
+    "latency": (
+        _one("latency", latency),
+        "A positive gap means that the shadow target is the more pessimistic of the two.",
+    ),
+    "aggregate": (
+        _scored("aggregate", aggregate),
+        "Interquartile mean and probability of improvement with 95 % stratified bootstrap intervals.",
+    ),
+    "profiles": (
+        _scored("profiles", profiles),
+        "Share of runs above each normalised score, with 95 % stratified bootstrap bands.",
+    ),
+    "kept": (
+        _one("kept", lambda results: curves(results, results.labels, measures=KEPT)),
+        "The archives that the algorithms keep, not the grid that records every policy.",
+    ),
+    "archives": (_archives, "The first seed that most settings have an archive of, at the last step of the study."),
+}
+
+
+def draw(results: Results) -> Iterator[tuple[str, Figure, str]]:
+    """Name, figure and caption of each figure of a study."""
+    with matplotlib.rc_context(STYLE):
+        for kind in results.study.figures:
+            make, caption = FIGURES[kind]
+            for name, figure in make(results):
+                yield name, figure, caption
 
 
 def _archive(axes: Any, descriptor: np.ndarray, fitness: np.ndarray, bounds: np.ndarray, scale: dict[str, Any]) -> Any:

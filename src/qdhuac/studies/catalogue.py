@@ -1,4 +1,4 @@
-"""Every study as data: which runs it consists of. Imports nothing heavy.
+"""Every study as data: its runs, its figures and its tables. Free of JAX.
 
 A run is an ordinary configuration. Two studies that ask for the same one share it: the configuration without its goal
 is the run's identity, and its goal is the longest that any study of that scale asks for.
@@ -14,18 +14,18 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
-from qdhuac import config, presets
+from qdhuac import config
+from qdhuac.algorithms import specs
 from qdhuac.config import Config, check_choice
 
 SCALES = ("smoke", "laptop", "paper")
 SEEDS = {"smoke": 2, "laptop": 3, "paper": 5}
-FIRST_SEED = 100  # the presets were chosen with smaller ones, and what is reported must not have chosen itself
+FIRST_SEED = 100  # the presets were tuned on smaller ones, and reported seeds must not be used for tuning
 MOST_SEEDS = 1000
 TASKS = ("hopper", "walker2d", "halfcheetah", "ant", "humanoid")
-UTD = {"smoke": 0.1, "laptop": 1.0, "paper": 4.0}  # of QDHUAC's preset
 SMOKE_STEPS = 600  # 5 generations of preset smoke
 
-# What is the same in every run of a scale. A buffer that holds the longest run forgets nothing, and is small on disk.
+# Shared by all runs of a scale, as far as an algorithm has the key. The replay buffer holds the longest run.
 # Steps are counted alike for all: at `laptop` an evaluation ends when the robot falls, in the paper it starts again.
 _COMMON: dict[str, dict[str, Any]] = {
     "smoke": {"task.backend": "native"},
@@ -42,28 +42,38 @@ class Setting:
     algorithm: str = "qdhuac"
     changes: Mapping[str, Any] = dataclasses.field(default_factory=dict)
     preset: str | None = None
+    group: str = ""  # settings of a group share a figure of curves, and a line over `x`
+    x: float = math.nan  # the value that the study varies
 
 
 @dataclasses.dataclass(frozen=True)
 class Study:
-    """A question: tasks x settings, as far as `steps` environment steps. The first setting is the reference."""
+    """A question: tasks x settings, up to `steps` environment steps. The first setting is the reference."""
 
     name: str
     title: str
     tasks: tuple[str, ...]
     settings: tuple[Setting, ...]
     steps: int
+    figures: tuple[str, ...] = ("curves", "relative", "final")  # of `report.study_figures.FIGURES`
+    tables: tuple[str, ...] = ("summary", "aggregate")  # of `studies.results.TABLES`
 
 
 @dataclasses.dataclass(frozen=True)
 class Run:
     """One run of a study."""
 
-    task: str
     label: str
-    seed: int
     config: Config  # with the goal that all studies together ask for
-    steps: int  # how far this study looks at it
+    steps: int  # the study's horizon
+
+    @property
+    def task(self) -> str:
+        return self.config.task.name
+
+    @property
+    def seed(self) -> int:
+        return self.config.run.seed
 
     @property
     def fingerprint(self) -> str:
@@ -91,7 +101,7 @@ def runs(name: str, scale: str, seeds: int) -> list[Run]:
     """The runs of a study: the first seed of everything first, so that an unfinished study is readable."""
     wanted = study(name, scale)
     return [
-        Run(task, setting.label, seed, _with_goal(_config(setting, task, seed, scale), scale), wanted.steps)
+        Run(setting.label, _with_goal(_config(setting, task, seed, scale), scale), wanted.steps)
         for seed in range(FIRST_SEED, FIRST_SEED + seeds)
         for task in wanted.tasks
         for setting in wanted.settings
@@ -106,24 +116,10 @@ def fingerprint(settings: Config) -> str:
     return hashlib.sha256(json.dumps(values, sort_keys=True).encode()).hexdigest()
 
 
-def arguments(run: Run) -> list[str]:
-    """What `qdhuac train` needs to be told to make this run, its folder aside."""
-    settings, start = run.config, presets.make(run.config.algorithm, run.config.preset)
-    out = ["--task", run.task, "--algorithm", settings.algorithm, "--preset", settings.preset]
-    out += ["--seed", str(run.seed), "--env-steps", str(settings.run.env_steps)]
-    changed = []
-    for key in sorted(config.keys(settings)):
-        if "." not in key or key in ("task.name", "run.seed", "run.env_steps", "run.generations"):
-            continue
-        value, before = (config.get(c, key) for c in (settings, start))
-        if repr(value) != repr(before):
-            changed.append(f"{key}={json.dumps(value)}")
-    return [*out, "--set", *changed] if changed else out
-
-
 def _config(setting: Setting, task: str, seed: int, scale: str) -> Config:
-    values = {**_COMMON[scale], **setting.changes, "task.name": task, "run.seed": seed}
-    return presets.make(setting.algorithm, setting.preset or scale, values)
+    start = specs.make(setting.algorithm, setting.preset or scale)
+    common = {key: value for key, value in _COMMON[scale].items() if key in config.keys(start)}
+    return specs.validate(config.replace(start, {**common, **setting.changes, "task.name": task, "run.seed": seed}))
 
 
 def _with_goal(settings: Config, scale: str) -> Config:
@@ -145,7 +141,7 @@ def _longest(scale: str) -> dict[str, int]:
     return longest
 
 
-# The studies. `scale` decides horizons, and the updates per step that `matched` means.
+# The studies.
 
 _REFERENCE = Setting("QDHUAC")
 _NO_NORM = {"critic.batch_norm": False, "critic.weight_norm": "none"}
@@ -157,37 +153,53 @@ def _steps(scale: str, laptop: int, paper: int) -> int:
 
 def _benchmark(scale: str) -> Study:
     original, matched = ("smoke", "smoke") if scale == "smoke" else ("original", "matched")
+    utd = specs.make("qdhuac", scale).settings.learner.utd
     settings = (
         _REFERENCE,
         Setting("PGA-ME", "pga_me", preset=original, changes={"learner.utd": 0.03}),
-        Setting("PGA-ME, matched updates", "pga_me", preset=matched, changes={"learner.utd": UTD[scale]}),
+        Setting("PGA-ME, matched updates", "pga_me", preset=matched, changes={"learner.utd": utd}),
         Setting("QD-PG", "qd_pg", preset=original),
         Setting("DCRL-ME", "dcrl_me", preset=original),
         Setting("DNS", "dns"),
     )
-    return Study("benchmark", "QDHUAC and its peers", TASKS, settings, _steps(scale, 60_000, 2_000_000))
+    return Study(
+        "benchmark",
+        "QDHUAC and its peers",
+        TASKS,
+        settings,
+        _steps(scale, 60_000, 2_000_000),
+        figures=("curves", "aggregate", "profiles", "kept", "archives"),
+        tables=("summary", "aggregate", "efficiency", "kept"),
+    )
 
 
 def _latency(scale: str) -> Study:
-    settings = (Setting("QDHUAC", changes={"learner.probe": True}),)
-    title = "What a target network would have predicted"
-    return Study("latency", title, ("halfcheetah",), settings, _steps(scale, 40_000, 2_000_000))
+    return Study(
+        "latency",
+        "What a target network would have predicted",
+        ("halfcheetah",),
+        (Setting("QDHUAC", changes={"learner.probe": True}),),
+        _steps(scale, 40_000, 2_000_000),
+        figures=("latency", "curves"),
+        tables=("summary", "false_negatives"),
+    )
 
 
 def _utd(scale: str) -> Study:
     settings = tuple(
-        Setting(f"{name}, UTD {utd:g}", changes={**norm, "learner.utd": utd})
-        for name, norm in (("normalised", {}), ("unnormalised", _NO_NORM))
+        Setting(f"{group}, UTD {utd:g}", changes={**norm, "learner.utd": utd}, group=group, x=utd)
+        for group, norm in (("normalised", {}), ("unnormalised", _NO_NORM))
         for utd in (0.5, 1.0, 2.0, 4.0, 10.0)
     )
-    return Study("utd", "Updates per environment step", ("halfcheetah",), settings, _steps(scale, 30_000, 2_000_000))
+    title, steps = "Updates per environment step", _steps(scale, 30_000, 2_000_000)
+    return Study("utd", title, ("halfcheetah",), settings, steps, figures=("utd", "curves"))
 
 
 def _normalisation(scale: str) -> Study:
     settings = (
         Setting("BN + WN"),
         Setting("BN only", changes={"critic.weight_norm": "none"}),
-        # Projected columns would take the scale away for good where no BN follows: here WN keeps its gain.
+        # Without BN, projected columns would fix the scale of every layer: here WN keeps its gain.
         Setting("WN only", changes={"critic.batch_norm": False, "critic.weight_norm": "reparam"}),
         Setting("no norm", changes=_NO_NORM),
     )
@@ -197,21 +209,28 @@ def _normalisation(scale: str) -> Study:
 
 def _archive(scale: str) -> Study:
     # As many cells as DNS has places, as nearly as a square grid can.
-    cells = math.isqrt(presets.make("qdhuac", scale).archive.capacity) ** 2
+    cells = math.isqrt(specs.make("qdhuac", scale).archive.capacity) ** 2
     settings = (Setting("DNS"), Setting("MAP-Elites", changes={"archive.kind": "grid", "archive.capacity": cells}))
-    title = "The archive inside QDHUAC"
-    return Study("archive", title, ("halfcheetah", "humanoid"), settings, _steps(scale, 40_000, 5_000_000))
+    return Study(
+        "archive",
+        "The archive inside QDHUAC",
+        ("halfcheetah", "humanoid"),
+        settings,
+        _steps(scale, 40_000, 5_000_000),
+        figures=("curves", "relative", "final", "kept", "archives"),
+        tables=("summary", "aggregate", "kept"),
+    )
 
 
 def _target(scale: str) -> Study:
     settings = (Setting("no target network"), Setting("Polyak 0.005", changes={"learner.target_tau": 0.005}))
-    title = "QDHUAC with and without a target network"
-    return Study("target", title, ("halfcheetah",), settings, _steps(scale, 40_000, 2_000_000))
+    title, steps = "QDHUAC with and without a target network", _steps(scale, 40_000, 2_000_000)
+    return Study("target", title, ("halfcheetah",), settings, steps, tables=("summary", "aggregate", "efficiency"))
 
 
 def _components(scale: str) -> Study:
-    start = presets.make("qdhuac", scale).settings.emitter.exploration_rollouts
-    critics = presets.make("qdhuac", scale).settings.critic.critics
+    preset = specs.make("qdhuac", scale).settings
+    start, critics = preset.emitter.exploration_rollouts, preset.critic.critics
     settings = (
         _REFERENCE,
         Setting("scalar critic", changes={"critic.kind": "scalar"}),

@@ -1,34 +1,36 @@
-"""`qdhuac study`: plan, cost, run."""
+"""`qdhuac study`: list the runs, say what is left, run it."""
 
 from __future__ import annotations
 
-import functools
+import statistics
+from collections.abc import Sequence
 from pathlib import Path
 
 from qdhuac.errors import UserError
-from qdhuac.studies import catalogue, cost, worker
-from qdhuac.studies.folder import FINISHED, LOGS, look, write
+from qdhuac.studies import catalogue, worker
+from qdhuac.studies.catalogue import Run
+from qdhuac.studies.folder import FINISHED, LOGS, Found, look, write
 from qdhuac.studies.local import Local, cores
 from qdhuac.studies.pool import Executor, Pool
 from qdhuac.studies.ray import Ray
 from qdhuac.studies.slurm import Slurm
+from qdhuac.text import duration
 
 EXECUTORS: dict[str, type[Executor]] = {"local": Local, "ray": Ray, "slurm": Slurm}
 
 
 def study(name: str, scale: str, seeds: int | None, root: Path, jobs: int | None, dry_run: bool, where: str) -> int:
     """Run what is missing of a study, on this machine or on a cluster; returns the exit code."""
-    seeds = seeds or catalogue.SEEDS[scale]
-    runs = catalogue.runs(name, scale, seeds)
+    runs = catalogue.runs(name, scale, seeds or catalogue.SEEDS[scale])
     if root.exists() and not root.is_dir():
         raise UserError(f"--root {root}: is not a folder")
     found = [look(root, run) for run in runs]
     left = [run for run, f in zip(runs, found, strict=True) if f.state != FINISHED]
     if jobs is None:
-        # A cluster knows itself for how many it has room. On an accelerator of this machine, which `paper` is for, runs
-        # would only be in each other's way.
+        # A cluster knows how many runs it has room for. On an accelerator of this machine, which `paper` is for,
+        # several runs would slow each other down.
         jobs = len(runs) if where != "local" else 1 if scale == "paper" else max(1, len(cores()))
-    executor = EXECUTORS[where](dry_run) if left else None  # a cluster that is not there is refused here
+    executor = EXECUTORS[where](dry_run) if left else None  # refuses a cluster that cannot be reached
     folder = write(root, name, scale, runs)
     print(f"study {name} at scale {scale}: {catalogue.study(name, scale).title}")
     print(f"study folder: {folder}", flush=True)
@@ -36,9 +38,7 @@ def study(name: str, scale: str, seeds: int | None, root: Path, jobs: int | None
         for run, f in zip(runs, found, strict=True):
             print(f"  {f.state:8s} {f.steps:>9,} of {run.config.run.env_steps:,} steps  {run.name}  ({run.folder})")
     if left:
-        # How long things take on this machine says little about a cluster.
-        timings = cost.samples(root, scale, runs, found, calibrate=where == "local")
-        print("\n".join(cost.table(runs, found, timings, jobs)), flush=True)
+        print("\n".join(remaining(runs, found, jobs)), flush=True)
     if dry_run:
         if isinstance(executor, Slurm):
             print(executor.script(root, len(left), jobs))
@@ -46,10 +46,31 @@ def study(name: str, scale: str, seeds: int | None, root: Path, jobs: int | None
     code = 0
     if executor is not None:
         (root / LOGS).mkdir(exist_ok=True)
-        for run in left:  # what stopped the study before is over
-            worker.stopped(root, run).unlink(missing_ok=True)
-        executor.prepare(root, left, functools.partial(worker.order, root, name, scale, seeds), jobs)
+        for run in left:  # left over from an earlier Ctrl-C
+            worker.stop_file(root, run).unlink(missing_ok=True)
+        executor.prepare(root, left, jobs)
         code = Pool(root, executor, lambda text: print(text, flush=True)).run(left)
     if code == 0:
         print(f"all {len(runs)} runs are finished; figures and tables: qdhuac report {folder}")
     return code
+
+
+def remaining(runs: Sequence[Run], found: Sequence[Found], jobs: int) -> list[str]:
+    """What is left of a study; with the time it takes at the pace of its finished runs, once there are any."""
+    left = [
+        (run, run.config.run.env_steps - f.steps) for run, f in zip(runs, found, strict=True) if f.state != FINISHED
+    ]
+    out = [
+        f"runs: {len(runs)}, of which {len(runs) - len(left)} finished",
+        f"environment steps: {sum(run.config.run.env_steps for run in runs):,}, left {sum(n for _, n in left):,}",
+    ]
+    paces: dict[str, list[float]] = {}  # seconds per step of the finished runs of each setting
+    for run, f in zip(runs, found, strict=True):
+        if f.state == FINISHED:
+            paces.setdefault(run.label, []).append(f.rows[-1]["wall_s"] / f.steps)
+    if paces:
+        every = [pace for each in paces.values() for pace in each]
+        seconds = [n * statistics.mean(paces.get(run.label, every)) for run, n in left]
+        wall = max(sum(seconds) / jobs, max(seconds))
+        out.append(f"time left: about {duration(wall)} with {jobs} jobs, at the pace of the finished runs")
+    return out

@@ -1,4 +1,4 @@
-"""Where a study lives: `ROOT/<study>-<scale>/study.toml` and the shared `ROOT/runs/`. Knows nothing of JAX."""
+"""Files of a study: `ROOT/<study>-<scale>/study.toml`, and `runs`, `configs` and `logs` of all studies. Free of JAX."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ from qdhuac.store.run_folder import REPORT, RunDir
 from qdhuac.studies import catalogue
 from qdhuac.studies.catalogue import Run
 
-STUDY, RUNS, LOGS = "study.toml", "runs", "logs"
-# Numbers that every line must have, and those of a run with a probe.
+STUDY, RUNS, CONFIGS, LOGS = "study.toml", "runs", "configs", "logs"
+# Metrics that every generation must have, and those of a run with a probe.
 NEEDED = (
-    *("qd_score", "coverage", "max_fitness", "qd_score_auc"),
+    *("qd_score", "coverage", "max_fitness", "qd_score_auc", "wall_s"),
     *("archive_size", "archive_qd_score", "archive_mean_fitness"),
 )
 PROBED = tuple(
@@ -34,12 +34,12 @@ MISSING, STARTED, FINISHED = "missing", "started", "finished"
 
 @dataclasses.dataclass(frozen=True)
 class Found:
-    """What is there of a run, as lines of metrics."""
+    """What is stored of a run."""
 
     state: str
-    rows: Sequence[Mapping[str, Any]] = ()
-    backend: str = ""  # the physics that it was made with
-    notes: Sequence[str] = ()  # damage that the run itself will mend
+    rows: Sequence[Mapping[str, Any]] = ()  # metrics of each generation
+    backend: str = ""  # physics engine of the run
+    notes: Sequence[str] = ()  # damage that resuming the run repairs
 
     @property
     def steps(self) -> int:
@@ -47,7 +47,7 @@ class Found:
 
 
 def write(root: Path, name: str, scale: str, runs: Sequence[Run]) -> Path:
-    """Record the study, or check that what is recorded goes with it; returns its folder."""
+    """Record the study and the configurations of its runs, or check them against the record; returns its folder."""
     folder = root / f"{name}-{scale}"
     record: dict[str, Any] = {
         "study": name,
@@ -76,14 +76,21 @@ def write(root: Path, name: str, scale: str, runs: Sequence[Run]) -> Path:
                     f"{where}: {entry['task']}, {entry['setting']} has another configuration now; name another --root"
                 )
         more = [entry for entry in old["runs"] if _key(entry) not in known and entry["seed"] > runs[-1].seed]
-        record["runs"] += more  # a study with fewer seeds than before forgets none
+        record["runs"] += more  # fewer seeds than before: the others stay recorded
     try:
-        (root / RUNS).mkdir(parents=True, exist_ok=True)
-        folder.mkdir(exist_ok=True)
+        for path in (root / RUNS, root / CONFIGS, folder):
+            path.mkdir(parents=True, exist_ok=True)
+        for run in runs:
+            config_file(root, run.folder).write_text(config.to_toml(run.config), encoding="utf-8")
         replace_file(where, tomli_w.dumps(record).encode())
     except OSError as error:
         raise UserError(f"--root {root}: cannot be written ({error.strerror or error})") from None
     return folder
+
+
+def config_file(root: Path, name: str) -> Path:
+    """The configuration that a run folder of that name is made from."""
+    return root / CONFIGS / f"{name}.toml"
 
 
 def read(folder: Path) -> tuple[str, str, list[Run], list[str]]:
@@ -97,13 +104,13 @@ def read(folder: Path) -> tuple[str, str, list[Run], list[str]]:
     seeds = 1 + max((entry["seed"] - catalogue.FIRST_SEED for entry in record["runs"]), default=-1)
     runs = catalogue.runs(wanted.name, record["scale"], seeds)
     recorded = {_key(entry): entry["config_sha256"] for entry in record["runs"]}
-    strangers = recorded.keys() - {(run.task, run.label, run.seed) for run in runs}
+    unknown = recorded.keys() - {(run.task, run.label, run.seed) for run in runs}
     notes = []
     if record["version"] != __version__:
         notes.append(f"{where}: made by qdhuac {record['version']}, read by {__version__}")
-    if strangers:
-        one = ", ".join(map(str, min(strangers)))
-        notes.append(f"{where}: left out, as this version does not plan them: {len(strangers)} runs, as {one}")
+    if unknown:
+        one = ", ".join(map(str, min(unknown)))
+        notes.append(f"{where}: left out, as this version does not plan them: {len(unknown)} runs, as {one}")
     for run in runs:
         if recorded.get((run.task, run.label, run.seed), run.fingerprint) != run.fingerprint:
             raise UserError(f"{where}: {run.name} has another configuration in this version of qdhuac")

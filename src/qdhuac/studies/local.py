@@ -1,4 +1,4 @@
-"""One process per run, one core each, so that a crash of one does not stop the others."""
+"""Runs on this machine: one process and one core each, so that a crash of one does not stop the others."""
 
 from __future__ import annotations
 
@@ -13,16 +13,16 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from qdhuac.store import checkpoint
-from qdhuac.studies.catalogue import Run, arguments
-from qdhuac.studies.folder import LOGS, MISSING, RUNS
+from qdhuac.studies.catalogue import Run
+from qdhuac.studies.folder import LOGS, MISSING, RUNS, config_file
 
 COMMAND = [sys.executable, "-m", "qdhuac.cli"]
 ONE_THREAD = "--xla_cpu_multi_thread_eigen=false intra_op_parallelism_threads=1"
-# Exit codes of a run that a signal stopped; the negative ones before it could catch any.
+# Exit codes of a run that a signal stopped; negative ones if it came before the run could catch it.
 STOPPED = (129, 130, 143, -1, -2, -15)
-# What stands before a command whose process is to be stopped (SIGTERM, so it saves) when ours is gone, however it went.
-# Slurm sends SIGUSR2 to everything in a job; it is meant for us alone.
-MORTAL = """import ctypes, os, signal, sys
+# A launcher of a command, which gets SIGTERM (so it saves) when our process ends in any way.
+# It ignores SIGUSR2, which Slurm sends to all processes of a job and only ours handles.
+LAUNCHER = """import ctypes, os, signal, sys
 signal.signal(signal.SIGUSR2, signal.SIG_IGN)
 ctypes.CDLL(None).prctl(1, signal.SIGTERM)  # PR_SET_PDEATHSIG
 if os.getppid() == int(sys.argv[1]): os.execv(sys.argv[2], sys.argv[2:])"""
@@ -33,7 +33,7 @@ class Result(NamedTuple):
 
     code: int | None  # None: no process was started, and `last` says why
     seconds: float = 0.0
-    last: str = ""  # what its process said last
+    last: str = ""  # the last line of its output
 
 
 @dataclasses.dataclass
@@ -47,10 +47,10 @@ class Job:
 
 
 def command(root: Path, run: Run, state: str) -> list[str]:
-    """How to begin or to go on with a run; one that was killed after its last checkpoint lacks its report alone."""
+    """The command that starts a run, resumes it, or writes the report that a finished one lacks."""
     path, goal = root / RUNS / run.folder, run.config.run.env_steps
     if state == MISSING:
-        return [*COMMAND, "train", *arguments(run), "--run-dir", str(path)]
+        return [*COMMAND, "train", "--config", str(config_file(root, run.folder)), "--run-dir", str(path)]
     saved = checkpoint.newest(path / "checkpoints").record
     if not saved.get("pending") and saved.get("counters", {}).get("env_steps", 0) >= goal:
         return [*COMMAND, "report", str(path)]
@@ -63,7 +63,7 @@ def cores() -> list[int]:
 
 
 def begin(root: Path, run: Run, state: str, out: Any, core: int | None = None) -> Job:
-    """Start the process of a run; its command and what it says go to its log."""
+    """Start the process of a run; its command and its output go to its log."""
     words = command(root, run, state)
     out.write(f"$ {' '.join(words)}\n".encode())
     out.flush()
@@ -71,12 +71,12 @@ def begin(root: Path, run: Run, state: str, out: Any, core: int | None = None) -
 
 
 def log(root: Path, run: Run) -> Path:
-    """The file that a run's process writes to."""
+    """The file for the output of a run's process."""
     return root / LOGS / f"{run.folder}.log"
 
 
 def ended(root: Path, job: Job) -> Result:
-    """How a run ended, whose process has; what a report needs stays: configuration, metrics, repertoire."""
+    """The result of a run whose process has ended; its checkpoints are removed if it is finished."""
     if job.process.returncode == 0:
         shutil.rmtree(root / RUNS / job.run.folder / "checkpoints", ignore_errors=True)  # a replay buffer is large
     return Result(job.process.returncode, time.monotonic() - job.begun, last_line(log(root, job.run)))
@@ -90,7 +90,7 @@ class Local:
     def __init__(self, dry_run: bool) -> None:
         pass
 
-    def prepare(self, root: Path, runs: Sequence[Run], order: Any, jobs: int) -> None:
+    def prepare(self, root: Path, runs: Sequence[Run], jobs: int) -> None:
         self.root, self.jobs = root, jobs
         usable = cores()
         self._free: list[int | None] = [*usable[:jobs]] if jobs <= len(usable) else [None] * jobs
@@ -115,17 +115,17 @@ class Local:
 
 
 def last_line(log: Path) -> str:
-    """The last thing that a process said."""
+    """The last line of a log."""
     lines = [line for line in log.read_text(encoding="utf-8", errors="replace").splitlines() if line.strip()]
-    return lines[-1].removeprefix("qdhuac: error: ") if lines else "said nothing"
+    return lines[-1].removeprefix("qdhuac: error: ") if lines else "no output"
 
 
 def start(words: Sequence[str], core: int | None, out: Any) -> subprocess.Popen[bytes]:
-    """A process with one thread for XLA, on one core if one is named; when we are gone, it saves and ends too."""
+    """Start a process with one XLA thread, on one core if given; on Linux it saves and ends when ours does."""
     flags = os.environ.get("XLA_FLAGS", "")
     environment = {**os.environ, "XLA_FLAGS": f"{flags} {ONE_THREAD}".strip(), "PYTHONUNBUFFERED": "1"}
     if sys.platform == "linux":
-        words = [sys.executable, "-IS", "-c", MORTAL, str(os.getpid()), *words]
+        words = [sys.executable, "-IS", "-c", LAUNCHER, str(os.getpid()), *words]
     usable = cores()
     if core is not None:
         os.sched_setaffinity(0, {core})  # inherited from the first instruction on

@@ -1,10 +1,10 @@
-"""Keeps the runs of a study going, wherever they run, and tells what became of them."""
+"""Run the runs of a study on an executor and report how each ended."""
 
 from __future__ import annotations
 
 import signal
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -16,33 +16,33 @@ from qdhuac.text import duration
 
 
 class Executor(Protocol):
-    """Where runs go: this machine or a cluster."""
+    """Runs runs: on this machine or on a cluster."""
 
-    jobs: int  # so many runs are given to it at a time
-    poll: float  # seconds between two looks
-    queues: bool  # whether a run may have to wait for its place after `begin`
+    jobs: int  # runs that are given to it at a time
+    poll: float  # seconds between two checks
+    queues: bool  # whether a run may wait in a queue after `begin`
 
     def __init__(self, dry_run: bool) -> None:
-        """Refuse what is not there."""
+        """Raise UserError if the cluster cannot be reached."""
 
-    def prepare(self, root: Path, runs: Sequence[Run], order: Callable[[Run], Mapping[str, Any]], jobs: int) -> None:
-        """What will be run, `jobs` at a time; `order` makes of a run what a node of a cluster is told."""
+    def prepare(self, root: Path, runs: Sequence[Run], jobs: int) -> None:
+        """Get ready for these runs, `jobs` at a time."""
 
     def begin(self, run: Run, state: str) -> Any:
-        """Begin a run or go on with it; returns what the other methods know it by."""
+        """Start a run or resume it; returns the job that the other methods take."""
 
     def result(self, job: Any) -> Result | None:
-        """How it ended; None while it has not."""
+        """The result of a job; None while it runs."""
 
     def stop(self, job: Any, number: int) -> None:
-        """Pass a signal on: the first lets the run save, the second ends it at once."""
+        """Pass a signal to a job: the first lets the run save, the second ends it at once."""
 
     def close(self) -> None:
-        """Nothing more will come."""
+        """Release the executor."""
 
 
 class Pool:
-    """Gives runs to an executor until all have ended or a signal came."""
+    """Gives runs to an executor until all have ended or a signal arrives."""
 
     def __init__(self, root: Path, executor: Executor, say: Callable[[str], None] = print) -> None:
         self.root, self.executor, self.say = root, executor, say
@@ -60,7 +60,7 @@ class Pool:
                     self._begin(waiting.pop(0), total - len(waiting), total)
                 time.sleep(self.executor.poll)
                 for number in self.signals[passed_on:]:
-                    for _, job in reversed(self._running):  # what waits for a place first, lest it gets one
+                    for _, job in reversed(self._running):  # queued jobs first, so that none of them starts
                         self.executor.stop(job, number)
                     passed_on += 1
                 for run, job in list(self._running):
@@ -79,9 +79,9 @@ class Pool:
 
     def _begin(self, run: Run, position: int, total: int) -> None:
         try:
-            # A cluster may have begun it already, and looks itself.
+            # On a cluster a run may have started already: its node checks.
             state = MISSING if self.executor.queues else look(self.root, run).state
-            if state == FINISHED:  # meanwhile, by another process
+            if state == FINISHED:  # by another process, since
                 return
             self._running.append((run, self.executor.begin(run, state)))
         except UserError as error:
@@ -97,7 +97,7 @@ class Pool:
         elif self.signals and code in STOPPED:
             self.say(f"saved after {took}: {run.name}")
         elif self.signals and code is None:
-            pass  # it had not begun
+            pass  # it had not started
         elif code is None:
             self.failures.append(f"{run.name}: {result.last}")
             self.say(f"failed: {run.name}")

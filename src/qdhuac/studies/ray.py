@@ -1,11 +1,11 @@
-"""Runs as tasks of a Ray cluster: Ray chooses the nodes, and gives the run of a lost one to another."""
+"""Runs as tasks of a Ray cluster: Ray chooses the nodes and moves the run of a lost node to another."""
 
 from __future__ import annotations
 
 import logging
 import os
 import socket
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -15,11 +15,11 @@ from qdhuac.studies import worker
 from qdhuac.studies.catalogue import Run
 from qdhuac.studies.local import Result
 
-LOST = 100  # so many times a run may lose its node
-STORE = 80 << 20  # bytes for objects in a Ray of our own: next to nothing is passed around
-TIMEOUT = 5.0  # seconds
-PATIENCE = 120.0  # seconds for a node to say which versions it has
-GREETING = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + bytes([0, 0, 0, 4, 0, 0, 0, 0, 0])  # HTTP/2's, and no settings
+LOST = 100  # times that a run may lose its node
+STORE = 80 << 20  # bytes of the object store of a local Ray: orders and results are small
+TIMEOUT = 2.0  # seconds to connect
+PATIENCE = 120.0  # seconds for a node to answer with its versions
+PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + bytes([0, 0, 0, 4, 0, 0, 0, 0, 0])  # of HTTP/2, with empty settings
 
 
 class Ray:
@@ -35,28 +35,27 @@ class Ray:
     def _connect(self, address: str) -> None:
         options: dict[str, Any] = {"address": address, "log_to_driver": False, "logging_level": logging.ERROR}
         if address == "local":
-            os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")  # what is started here reports to nobody
+            os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")  # no usage reports from a Ray that is started here
             options |= {"include_dashboard": False, "object_store_memory": STORE}
         elif address != "auto":
-            _knock(address)
+            _check_address(address)
         try:
             self.ray.init(**options)
         except (OSError, RuntimeError, ValueError, self.ray.exceptions.RayError) as error:
             raise UserError(f"RAY_ADDRESS={address}: {error}") from None
 
-    def prepare(self, root: Path, runs: Sequence[Run], order: Callable[[Run], Mapping[str, Any]], jobs: int) -> None:
-        """A task is a core, an accelerator where there are any, and another node when its own is lost."""
+    def prepare(self, root: Path, runs: Sequence[Run], jobs: int) -> None:
+        """A run is a task with one core, one accelerator if the cluster has any, and retries after a lost node."""
         self._compare_versions()
-        self.jobs, self._order = jobs, order
+        self.jobs, self._root = jobs, root
         self._stopped: set[Any] = set()
         self._files: dict[Any, Path] = {}
-        self._root = root
         gpus = 1 if self.ray.cluster_resources().get("GPU") else 0
         again = {"max_retries": LOST, "retry_exceptions": [worker.Stopped]}
         self._work = self.ray.remote(num_cpus=1, num_gpus=gpus, **again)(worker.work)
 
     def _compare_versions(self) -> None:
-        """Refuse a cluster whose nodes would not compute the same."""
+        """Raise UserError if a node of the cluster has other versions."""
         ours = versions()
         ask = self.ray.remote(num_cpus=0)(worker.node)
         strategy = self.ray.util.scheduling_strategies.NodeAffinitySchedulingStrategy
@@ -70,8 +69,8 @@ class Ray:
             worker.compare(name, theirs, ours)
 
     def begin(self, run: Run, state: str) -> Any:
-        job = self._work.remote(self._order(run))
-        self._files[job] = worker.stopped(self._root, run)
+        job = self._work.remote(worker.order(self._root, run))
+        self._files[job] = worker.stop_file(self._root, run)
         return job
 
     def result(self, job: Any) -> Result | None:
@@ -85,7 +84,7 @@ class Ray:
             return Result(None, last=_last_line(error))
 
     def stop(self, job: Any, number: int) -> None:
-        """The worker lets its run save; the second time it is killed, and its run with it."""
+        """Let the worker's run save; the second time, kill the worker and its run."""
         self._files[job].touch()
         self.ray.cancel(job, force=job in self._stopped)
         self._stopped.add(job)
@@ -94,16 +93,16 @@ class Ray:
         self.ray.shutdown()
 
 
-def _knock(address: str) -> None:
-    """Refuse an address where no Ray is: Ray itself would try for minutes."""
+def _check_address(address: str) -> None:
+    """Raise UserError if no Ray cluster answers at an address; Ray itself would retry for minutes."""
     host, _, port = address.rpartition(":")
     if not host or not port.isdecimal() or "/" in host:
         raise UserError(f"RAY_ADDRESS={address}: expected host:port of the cluster's head, or auto")
     try:
         with socket.create_connection((host, int(port)), TIMEOUT) as there:
             if os.environ.get("RAY_USE_TLS", "0") == "0":
-                there.sendall(GREETING)
-                if there.recv(9)[3:4] != b"\4":  # settings come first
+                there.sendall(PREFACE)
+                if there.recv(9)[3:4] != b"\4":  # a server answers with its settings
                     raise OSError("something else answers")
     except (OSError, OverflowError, UnicodeError) as error:
         raise UserError(f"RAY_ADDRESS={address}: no Ray cluster is there ({error})") from None

@@ -1,46 +1,58 @@
-"""The stored metrics of a study: what is there, what is left out and why, and its numbers as tables."""
+"""The metrics of a study, from its runs or from the CSV file that is made of them, and its tables."""
 
 from __future__ import annotations
 
+import csv
 import dataclasses
-import json
-from collections.abc import Callable, Iterator, Mapping, Sequence
+import math
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
+from qdhuac.config import Config
 from qdhuac.errors import UserError
 from qdhuac.store import repertoire
-from qdhuac.store.files import sha256
-from qdhuac.store.run_folder import METRICS, REPERTOIRE
+from qdhuac.store.run_folder import REPERTOIRE
 from qdhuac.studies import catalogue, statistics
-from qdhuac.studies.catalogue import Run, Study
-from qdhuac.studies.folder import FINISHED, RUNS, look, read
+from qdhuac.studies.catalogue import Setting, Study
+from qdhuac.studies.folder import FINISHED, PROBED, RUNS, look, read
 
 MEASURES = {"qd_score": "QD score", "coverage": "coverage (%)", "max_fitness": "max fitness", "qd_score_auc": "QD AUC"}
-# The same of what an algorithm keeps itself, which is what its user gets.
-OWN = {
+# The same of the archive that an algorithm keeps.
+KEPT = {
     "archive_size": "policies kept",
     "archive_qd_score": "their QD score",
     "archive_mean_fitness": "their mean fitness",
 }
-ORIGIN = "origin.json"  # of a run that is kept without its repertoire: hashes and versions of what it was made from
 NAMES = {"hopper": "Hopper", "walker2d": "Walker2d", "halfcheetah": "HalfCheetah", "ant": "Ant", "humanoid": "Humanoid"}
-Rows = Sequence[Mapping[str, Any]]
+COUNTS = ("generation", "gradient_updates", "policies")  # `policies`: evaluated so far
+# Where the probe compares critic and shadow, by the prefix of its metrics.
+PROBES = {"probe_": "start states, whole batch", "probe_path_": "along the best agents' way"}
+Row = Mapping[str, Any]
+Rows = Sequence[Row]
+Table = tuple[list[str], list[list[str]]]  # head and rows
+
+
+class Origin(NamedTuple):
+    """What a curve was made from."""
+
+    config_sha256: str
+    versions: str
+    folder: Path | None = None  # of the run, if it is there
 
 
 @dataclasses.dataclass(frozen=True)
 class Results:
-    """Runs that reached the study's horizon, cut off there; and one line for each that did not."""
+    """Runs that reached the study's horizon, cut off there."""
 
     study: Study
     scale: str
-    root: Path
     curves: dict[tuple[str, str], dict[int, Rows]]  # by task and setting, then by seed
-    runs: list[Run]  # those in `curves`
-    unfinished: list[str]
-    notes: list[str]  # what else the reader should be told
+    origins: dict[tuple[str, str, int], Origin]  # by task, setting and seed
+    unfinished: list[str]  # one line for each run that is left out
+    notes: list[str]  # warnings for the reader
 
     @property
     def tasks(self) -> list[str]:
@@ -50,8 +62,13 @@ class Results:
     def labels(self) -> list[str]:
         return [s.label for s in self.study.settings if any(key[1] == s.label for key in self.curves)]
 
+    @property
+    def common_seeds(self) -> list[int]:
+        """Seeds that every task and setting has; statistics over all tasks use these."""
+        return sorted(set.intersection(*(set(self.curves.get((t, s), {})) for t in self.tasks for s in self.labels)))
+
     def curve(self, task: str, label: str, measure: str, summed: bool = False) -> tuple[np.ndarray, np.ndarray]:
-        """Steps [T] and values [seeds, T] of a setting, or their sums until then; empty if there are none."""
+        """Steps [T] and values [seeds, T] of a setting, or their cumulative sums; empty if there are none."""
         found = list(self.curves.get((task, label), {}).values())
         steps = np.array(sorted({row["env_steps"] for rows in found for row in rows}))
         values = []
@@ -70,103 +87,161 @@ class Results:
         return np.array([number(rows[-1], measure) for rows in self.curves.get((task, label), {}).values()])
 
     def scores(self, measure: str) -> dict[str, np.ndarray]:
-        """Last values [seeds, tasks] of the settings, of the seeds that every task and setting has."""
+        """Last values [seeds, tasks] of the settings, of the common seeds; empty if there are none."""
         seeds = self.common_seeds
-        if not seeds:
-            return {}
         return {
             s: np.array([[number(self.curves[t, s][seed][-1], measure) for t in self.tasks] for seed in seeds])
-            for s in self.labels
+            for s in self.labels * bool(seeds)
         }
 
-    @property
-    def common_seeds(self) -> list[int]:
-        """Seeds that every task and setting has: what is said over all tasks is said of these."""
-        return sorted(set.intersection(*(set(self.curves.get((t, s), {})) for t in self.tasks for s in self.labels)))
 
-
-def number(row: Mapping[str, Any], name: str) -> float:
-    """A number of a line of metrics, coverage in per cent; nan if it has none."""
+def number(row: Row, name: str) -> float:
+    """A metric of a generation, coverage in per cent; nan if it is missing."""
     value = row.get(name)
-    return float("nan") if value is None else 100.0 * value if name == "coverage" else float(value)
+    return math.nan if value is None else 100.0 * value if name == "coverage" else float(value)
 
 
 def collect(folder: Path) -> Results:
-    """The results in a study folder; runs that are missing, unfinished or not what was planned are named."""
+    """The results in a study folder. Runs that are missing, unfinished or not as planned are left out and named."""
     name, scale, runs, notes = read(folder)
-    study = catalogue.study(name, scale)
-    curves: dict[tuple[str, str], dict[int, Rows]] = {}
-    used: list[Run] = []
-    unfinished: list[str] = []
+    study, root = catalogue.study(name, scale), folder.absolute().parent
+    results = Results(study, scale, {}, {}, [], notes)
     engines: dict[str, list[str]] = {}
-    made_with: dict[str, list[str]] = {}
     for run in runs:
         try:
-            found = look(folder.absolute().parent, run)
+            found = look(root, run)
         except UserError as error:
             notes.append(f"left out: {error}")
             continue
         notes += found.notes
         if found.steps < study.steps:
             reached = f"has {found.steps:,} of {study.steps:,} steps" if found.steps else "is missing"
-            unfinished.append(f"{run.name} {reached} ({run.folder})")
+            results.unfinished.append(f"{run.name} {reached} ({run.folder})")
             continue
         if found.state != FINISHED:
-            notes.append(f"still going on, but far enough for this study: {run.name} ({run.folder})")
-        rows = cut(found.rows, study.steps)
+            notes.append(f"not finished, but past the horizon of this study: {run.name} ({run.folder})")
+        batch = _policies(run.config)
+        rows = cut([{**row, "policies": batch * row["generation"]} for row in found.rows], study.steps)
         if not rows:
-            unfinished.append(f"{run.name} has a first generation longer than {study.steps:,} steps ({run.folder})")
+            reason = f"has a first generation longer than {study.steps:,} steps"
+            results.unfinished.append(f"{run.name} {reason} ({run.folder})")
             continue
-        curves.setdefault((run.task, run.label), {})[run.seed] = rows
-        used.append(run)
+        path = root / RUNS / run.folder
+        results.curves.setdefault((run.task, run.label), {})[run.seed] = rows
+        results.origins[run.task, run.label, run.seed] = Origin(run.fingerprint, _versions(path), path)
         engines.setdefault(found.backend, []).append(run.folder)
-        made_with.setdefault(_versions(folder.absolute().parent / RUNS / run.folder), []).append(run.folder)
-    if not used:
+    if not results.curves:
         raise UserError(f"{folder}: no run of the study has reached {study.steps:,} steps yet; qdhuac study {name}")
-    results = Results(study, scale, folder.absolute().parent, curves, used, unfinished, notes)
-    notes += _doubts(results, {"physics": engines, "versions": made_with})
+    notes += _caveats(results, engines)
     return results
 
 
-def _doubts(results: Results, made_with: Mapping[str, Mapping[str, Sequence[str]]]) -> Iterator[str]:
-    """What speaks against taking a comparison at its word."""
+def _caveats(results: Results, engines: Mapping[str, Sequence[str]]) -> Iterator[str]:
+    """Caveats of a comparison."""
     first = results.study.settings[0].label
     if results.labels[0] != first:
         yield f"{first} has no run yet: comparisons are with {results.labels[0]}"
     seeds = results.common_seeds
-    if len(results.labels) > 1 and set(seeds) != {run.seed for run in results.runs}:
+    if len(results.labels) > 1 and set(seeds) != {seed for *_, seed in results.origins}:
         if seeds:
-            yield f"IQM, chances and profiles are of seeds {', '.join(map(str, seeds))} alone, which all settings have"
+            yield f"IQM, chances and profiles use only seeds {', '.join(map(str, seeds))}, which all settings have"
         else:
             yield "no IQM, chances and profiles: no seed has every task and setting"
-    for what, folders in made_with.items():
+    versions: dict[str, list[str]] = {}
+    for origin in results.origins.values():
+        versions.setdefault(origin.versions, []).append(origin.folder.name if origin.folder else "")
+    for what, folders in (("physics", engines), ("versions", versions)):
         if len(folders) > 1:
-            told = "; ".join(f"{name} ({len(runs)} runs, as {runs[0]})" for name, runs in folders.items())
-            yield f"runs with different {what} are compared: {told}"
+            every = "; ".join(f"{name} ({len(runs)} runs, such as {runs[0]})" for name, runs in folders.items())
+            yield f"runs with different {what} are compared: {every}"
 
 
 def cut(rows: Rows, horizon: int) -> Rows:
-    """Lines until the horizon. A generation that ends beyond it does not count: what was there before holds."""
+    """Rows up to the horizon. A generation that ends beyond it does not count: the values before it hold."""
     within = [row for row in rows if row["env_steps"] <= horizon]
     if not within or within[-1]["env_steps"] == horizon:
         return within
     last = within[-1]
-    held = {k: last.get(k) for k in ("generation", "gradient_updates", "wall_s", *MEASURES, *OWN)}
+    held = {k: last.get(k) for k in (*COUNTS, "wall_s", *MEASURES, *KEPT)}
     area = last["qd_score_auc"] + last["qd_score"] * (horizon - last["env_steps"])
     return [*within, {**held, "env_steps": horizon, "qd_score_auc": area}]
 
 
-def summary(results: Results) -> tuple[list[str], list[list[str]]]:
-    """Head and rows: mean and standard deviation of every measure per task and setting, and their generations."""
+# Results as one CSV file: a line per generation. What all lines of a run share stands in its first one.
+
+ONCE = ("study", "scale", "config_sha256", "versions")
+RUN = ("task", "setting", "seed")
+
+
+def as_csv(results: Results) -> Table:
+    """Head and rows of every number that tables and figures show; `read_csv` is the inverse."""
+    names = ["generation", "env_steps", *COUNTS[1:], *MEASURES, *KEPT, "wall_s"]
+    every = {name for seeds in results.curves.values() for rows in seeds.values() for row in rows for name in row}
+    names += [name for name in ("probe_threshold", *PROBED) if name in every]
+    lines = []
+    for (task, label), seeds in results.curves.items():
+        for seed, rows in seeds.items():
+            origin = results.origins[task, label, seed]
+            once = [results.study.name, results.scale, origin.config_sha256, origin.versions]
+            for row in rows:
+                numbers = (_text(row.get(name)) for name in names)
+                lines.append([*once, task, label, str(seed), *numbers])
+                once = [""] * len(once)
+    return [*ONCE, *RUN, *names], lines
+
+
+def read_csv(path: Path) -> Results:
+    """The results in a file that `qdhuac report` has written. Its runs need not be there any more."""
+    curves: dict[tuple[str, str], dict[int, Rows]] = {}
+    origins = {}
+    try:
+        with path.open(encoding="utf-8", newline="") as file:
+            lines = list(csv.DictReader(file))
+        name, scale = lines[0]["study"], lines[0]["scale"]
+        for line in lines:
+            task, label, seed = line["task"], line["setting"], int(line["seed"])
+            if line["config_sha256"]:
+                origins[task, label, seed] = Origin(line["config_sha256"], line["versions"])
+            row = {k: _number(v) for k, v in line.items() if k not in (*ONCE, *RUN)}
+            seeds = curves.setdefault((task, label), {})
+            seeds[seed] = [*seeds.get(seed, ()), row]
+    except (OSError, ValueError, KeyError, IndexError) as error:
+        raise UserError(f"{path}: not the CSV file of a study ({error!r})") from None
+    # Tasks and settings of the file, in its order, so that it remains readable when the catalogue changes.
+    planned = catalogue.study(name, scale)
+    known = {setting.label: setting for setting in planned.settings}
+    tasks, labels = (tuple(dict.fromkeys(key[i] for key in curves)) for i in (0, 1))
+    study = dataclasses.replace(
+        planned,
+        tasks=tasks,
+        settings=tuple(known.get(label, Setting(label)) for label in labels),
+        steps=max(rows[-1]["env_steps"] for seeds in curves.values() for rows in seeds.values()),
+    )
+    return Results(study, scale, curves, origins, [], [])
+
+
+def _text(value: float | None) -> str:
+    return "" if value is None else str(value) if isinstance(value, int) else f"{value:.8g}"
+
+
+def _number(text: str) -> float | None:
+    return None if not text else int(text) if text.isdecimal() else float(text)
+
+
+# Tables
+
+
+def summary(results: Results) -> Table:
+    """Mean and standard deviation of every measure per task and setting, and generations."""
     return _final(results, {"generation": "generations", **MEASURES})
 
 
-def own(results: Results) -> tuple[list[str], list[list[str]]]:
-    """Head and rows: the same of the archives that the algorithms keep themselves."""
-    return _final(results, OWN)
+def kept(results: Results) -> Table:
+    """The same of the archives that the algorithms keep."""
+    return _final(results, KEPT)
 
 
-def _final(results: Results, measures: Mapping[str, str]) -> tuple[list[str], list[list[str]]]:
+def _final(results: Results, measures: Mapping[str, str]) -> Table:
     rows = []
     for task in results.tasks:
         for label in results.labels:
@@ -177,11 +252,11 @@ def _final(results: Results, measures: Mapping[str, str]) -> tuple[list[str], li
     return ["task", "setting", "seeds", *measures.values()], rows
 
 
-def aggregate(results: Results) -> tuple[list[str], list[list[str]]]:
-    """Head and rows: IQM over tasks of normalised scores and the chance that the reference is better."""
+def aggregate(results: Results) -> Table:
+    """IQM over tasks of normalised scores and the chance that the reference is better."""
     rows = []
-    for measure, title in MEASURES.items():
-        scores = statistics.normalised(results.scores(measure)) if results.scores(measure) else {}
+    for measure, title in MEASURES.items() if len(results.labels) > 1 and results.common_seeds else ():
+        scores = statistics.normalised(results.scores(measure))
         for label, values in scores.items():
             reference = scores[results.labels[0]]
             chance = ""
@@ -191,8 +266,8 @@ def aggregate(results: Results) -> tuple[list[str], list[list[str]]]:
     return ["measure", "setting", "seeds", "IQM [95 %]", f"P({results.labels[0]} is better) [95 %]"], rows
 
 
-def efficiency(results: Results) -> tuple[list[str], list[list[str]]]:
-    """Head and rows: the steps for the final mean score of each other setting, its own and the reference's."""
+def efficiency(results: Results) -> Table:
+    """Environment steps to the final mean score of each other setting: its own and the reference's."""
     rows = []
     first = results.labels[0]
     for task in results.tasks:
@@ -210,7 +285,7 @@ def efficiency(results: Results) -> tuple[list[str], list[list[str]]]:
 
 
 def steps_needed(results: Results, task: str, label: str, measure: str) -> tuple[float, float, float | None] | None:
-    """The final mean of a setting and the steps until the mean over seeds is there, its own and the reference's."""
+    """The final mean of a setting, and the steps at which its mean and the reference's mean reach it."""
     steps, values = results.curve(task, results.labels[0], measure)
     theirs, others = results.curve(task, label, measure)
     if not len(others) or not len(values):
@@ -221,77 +296,46 @@ def steps_needed(results: Results, task: str, label: str, measure: str) -> tuple
     return float(mean[-1]), own, statistics.steps_to_reach(steps, values.mean(axis=0), mean[-1])
 
 
-def false_negatives(results: Results) -> tuple[list[str], list[list[str]]]:
-    """Head and rows: how often critic and shadow missed an agent above the archive's 90th percentile, all runs."""
+def false_negatives(results: Results) -> Table:
+    """How often critic and shadow missed an agent above the archive's 90th percentile, over all runs."""
     rows = []
-    for name, prefix in (("start states, whole batch", "probe_"), ("along the best agents' way", "probe_path_")):
-        lines = [row for seeds in results.curves.values() for rows_ in seeds.values() for row in probed(rows_)]
-        high, missed, shadow = (sum(r[prefix + k] for r in lines) for k in ("high", "missed", "missed_shadow"))
+    lines = [row for seeds in results.curves.values() for rows_ in seeds.values() for row in probed(rows_)]
+    for at, name in PROBES.items():
+        high, missed, shadow = (sum(row[at + k] for row in lines) for k in ("high", "missed", "missed_shadow"))
         rates = [f"{100 * n / high:.1f} %" if high else "" for n in (missed, shadow)]
-        rows.append([name, f"{high:,}", *rates, f"{np.mean([r[f'{prefix}gap'] for r in lines]):.2f}" if lines else ""])
+        gap = f"{np.mean([row[f'{at}gap'] for row in lines]):.2f}" if lines else ""
+        rows.append([name, f"{high:,}", *rates, gap])
     return ["where", "above the threshold", "missed by the critic", "missed by the shadow", "mean gap"], rows
 
 
 def probed(rows: Rows) -> Rows:
-    """Generations in which something can be missed.
-
-    In the first there is no archive yet, and the shadow is the critic; the line that `cut` adds is no generation.
-    """
+    """Generations with a threshold: not the first, which has no archive yet, nor the row that `cut` adds."""
     return [row for row in rows if row.get("probe_threshold") is not None]
 
 
-def provenance(results: Results) -> tuple[list[str], list[list[str]]]:
-    """Head and rows: which files the numbers come from."""
+def provenance(results: Results) -> Table:
+    """What each run was made with, and how long it took."""
     rows = []
-    for run in results.runs:
-        path = results.root / RUNS / run.folder
-        last = results.curves[run.task, run.label][run.seed][-1]
-        wall = f"{last.get('wall_s') or 0:.0f}"
-        rows.append([run.task, run.label, str(run.seed), run.folder, run.fingerprint, sha256(path / METRICS), wall])
-    return ["task", "setting", "seed", "folder", "config_sha256", "metrics_sha256", "wall_s"], rows
+    for (task, label, seed), origin in results.origins.items():
+        wall = f"{results.curves[task, label][seed][-1]['wall_s']:.0f}"
+        rows.append([task, label, str(seed), origin.config_sha256[:12], origin.versions, wall])
+    return ["task", "setting", "seed", "configuration", "versions", "seconds"], rows
 
 
-def curves(results: Results) -> tuple[list[str], list[list[str]]]:
-    """Head and rows: every number that is drawn."""
-    names = ["generation", "env_steps", "gradient_updates", *MEASURES, *OWN]
-    probes = sorted(
-        {k for s in results.curves.values() for rows in s.values() for r in rows for k in r if "probe" in k}
-    )
-    rows = [
-        [task, label, str(seed), *("" if row.get(k) is None else f"{row[k]:.8g}" for k in (*names, *probes))]
-        for (task, label), seeds in results.curves.items()
-        for seed, its in seeds.items()
-        for row in its
-    ]
-    return ["task", "setting", "seed", *names, *probes], rows
+# The tables that a study can have, with their titles.
+TABLES: dict[str, tuple[Callable[[Results], Table], str]] = {
+    "summary": (summary, "At the last step: mean and standard deviation over seeds"),
+    "aggregate": (aggregate, "Over all tasks: scores from 0 (the lowest run of a task) to 1 (the highest)"),
+    "efficiency": (efficiency, "Steps to the final mean of each other setting: its own, and the reference's"),
+    "kept": (kept, "The archives that the algorithms keep, at the last step"),
+    "false_negatives": (false_negatives, "Agents above the archive's 90th percentile that a critic values below it"),
+}
 
 
-def _at(measure: str, steps: Sequence[float] | np.ndarray, values: np.ndarray, when: np.ndarray) -> np.ndarray:
-    """A curve at other moments. An area grows between two generations; anything else stays as it was."""
-    if measure == "qd_score_auc":
-        return np.interp(when, steps, values, left=np.nan)
-    return statistics.at(steps, values, when)
-
-
-def _versions(path: Path) -> str:
-    """What a run was made with, as its repertoire says, or what was kept instead of it."""
-    try:
-        if (path / REPERTOIRE).exists():
-            found = repertoire.read(path / REPERTOIRE)[1]["versions"]
-        else:
-            found = json.loads((path / ORIGIN).read_text(encoding="utf-8"))["versions"]
-        return ", ".join(f"{name} {version}" for name, version in sorted(found.items()))
-    except (UserError, OSError, ValueError, KeyError, TypeError, AttributeError):
-        return "unknown"
-
-
-def _with_interval(statistic: Callable[..., np.ndarray], *scores: np.ndarray) -> str:
-    """A statistic with its interval, which one seed does not have."""
-    value = f"{statistic(*scores):.2f}"
-    if min(map(len, scores)) < 2:
-        return value
-    low, high = statistics.interval(statistic, *scores)
-    return f"{value} [{low:.2f}, {high:.2f}]"
+def tables(results: Results) -> dict[str, Table]:
+    """The tables of a study by name, without those that have no row."""
+    made = {name: TABLES[name][0](results) for name in results.study.tables}
+    return {name: table for name, table in made.items() if table[1]}
 
 
 def short(value: float) -> str:
@@ -300,6 +344,43 @@ def short(value: float) -> str:
         if abs(value) >= size:
             return f"{value / (1e3 if letter == ' k' else size):.4g}{letter}"
     return f"{value:.4g}"
+
+
+def markdown(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
+    """A table as Markdown, without a newline at the end."""
+    lines = [" | ".join(cells) for cells in (head, ["---"] * len(head), *rows)]
+    return "\n".join(f"| {line} |" for line in lines)
+
+
+def _policies(config: Config) -> int:
+    """Policies per generation; exploring rollouts are data, not policies."""
+    emitter = config.settings.emitter
+    return emitter.batch_size - getattr(emitter, "exploration_rollouts", 0)
+
+
+def _at(measure: str, steps: Sequence[float] | np.ndarray, values: np.ndarray, when: np.ndarray) -> np.ndarray:
+    """A curve at other steps. An area grows between two generations; other metrics keep their last value."""
+    if measure == "qd_score_auc":
+        return np.interp(when, steps, values, left=np.nan)
+    return statistics.at(steps, values, when)
+
+
+def _versions(path: Path) -> str:
+    """The versions that a run was made with, from its repertoire."""
+    try:
+        found = repertoire.read(path / REPERTOIRE)[1]["versions"]
+        return ", ".join(f"{name} {version}" for name, version in sorted(found.items()))
+    except (UserError, KeyError, TypeError, AttributeError):
+        return "unknown"
+
+
+def _with_interval(statistic: Callable[..., np.ndarray], *scores: np.ndarray) -> str:
+    """A statistic with its interval, unless there is only one seed."""
+    value = f"{statistic(*scores):.2f}"
+    if min(map(len, scores)) < 2:
+        return value
+    low, high = statistics.interval(statistic, *scores)
+    return f"{value} [{low:.2f}, {high:.2f}]"
 
 
 def _spread(values: np.ndarray) -> str:

@@ -1,10 +1,10 @@
-"""Runs as an array of Slurm jobs, through submitit: one that is preempted or out of time saves and is queued again."""
+"""Runs as an array of Slurm jobs, through submitit. A job that is preempted or out of time saves and is requeued."""
 
 from __future__ import annotations
 
 import shutil
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -12,16 +12,16 @@ from qdhuac.environment import require
 from qdhuac.errors import UserError
 from qdhuac.studies.catalogue import Run
 from qdhuac.studies.local import Result
-from qdhuac.studies.worker import Stopped, Worker
+from qdhuac.studies.worker import Stopped, Worker, order
 
-FOLDER = "slurm"  # of the root: scripts, submitit's own files, and what its jobs say
+FOLDER = "slurm"  # of the root: scripts, submitit's own files, output of the jobs
 MINUTES = 24 * 60  # of one job
-AGAIN = 100  # so many times a job may run out of time
+TIMEOUTS = 100  # times that a job may run out of time
 GRACE = 180.0  # seconds
 
 
 class Task:
-    """What submitit calls, and what it queues again when the job has to leave its node."""
+    """The function that submitit calls, and requeues when its job has to leave its node."""
 
     def __init__(self, order: Mapping[str, Any]) -> None:
         self.order = order
@@ -32,19 +32,19 @@ class Task:
         try:
             return self._worker.run(self.order)
         except Stopped as error:
-            # Slurm has told the whole job to go. It queues again only what does not leave by itself.
+            # Slurm is ending the job. It requeues a job only if its process does not end by itself.
             time.sleep(GRACE)
             return Result(None, last=str(error))
 
     def checkpoint(self) -> Any:
-        """Let the run save."""
+        """Let the run save; returns the task to requeue."""
         if self._worker is not None:
             self._worker.stop()
         return require("submitit", "slurm").helpers.DelayedSubmission(type(self)(self.order))
 
 
 class Slurm:
-    """The cluster that this machine submits to."""
+    """The Slurm cluster of this machine."""
 
     queues, poll = True, 2.0
 
@@ -55,16 +55,16 @@ class Slurm:
             return
         for program in ("sbatch", "srun", "scancel"):
             if shutil.which(program) is None:
-                raise UserError(f"--executor slurm: there is no {program} here; give the command where Slurm is")
+                raise UserError(f"--executor slurm: {program} not found; run the command on a machine with Slurm")
 
-    def prepare(self, root: Path, runs: Sequence[Run], order: Callable[[Run], Mapping[str, Any]], jobs: int) -> None:
-        """Submit everything as one array, of which Slurm starts so many at a time."""
+    def prepare(self, root: Path, runs: Sequence[Run], jobs: int) -> None:
+        """Submit all runs as one array, of which Slurm starts `jobs` at a time."""
         self.jobs = len(runs)
-        executor = self.submitit.SlurmExecutor(root / FOLDER, max_num_timeout=AGAIN)
+        executor = self.submitit.SlurmExecutor(root / FOLDER, max_num_timeout=TIMEOUTS)
         executor.update_parameters(**_parameters(jobs))
         try:
             with executor.batch():
-                sent = [executor.submit(Task(order(run))) for run in runs]
+                sent = [executor.submit(Task(order(root, run))) for run in runs]
         except (OSError, RuntimeError) as error:
             raise UserError(f"--executor slurm: {error}") from None
         self._sent = {run.folder: job for run, job in zip(runs, sent, strict=True)}
@@ -90,12 +90,12 @@ class Slurm:
         pass
 
     def script(self, root: Path, runs: int, jobs: int) -> str:
-        """What sbatch would get."""
+        """The script that sbatch would get."""
 
         class Anywhere(self.submitit.SlurmExecutor):  # type: ignore[name-defined]
             @classmethod
             def affinity(cls) -> int:
-                return 1  # also where there is no Slurm
+                return 1  # works without Slurm
 
         executor = Anywhere((root / FOLDER).absolute())
         executor.update_parameters(**_parameters(jobs))
@@ -104,6 +104,6 @@ class Slurm:
 
 
 def _parameters(jobs: int) -> dict[str, Any]:
-    """Of the script; `requeue` is for clusters that end a preempted job, or lose its node, without a word."""
+    """Of the script; `requeue` is for clusters that end a preempted job, or lose its node, without a signal."""
     ours = {"job_name": "qdhuac", "time": MINUTES, "cpus_per_task": 1, "array_parallelism": jobs}
     return {**ours, "additional_parameters": {"requeue": True}}
