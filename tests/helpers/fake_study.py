@@ -86,9 +86,8 @@ def write_run(root, run, generations=10, archive=True, versions="1.0"):
 
 def write_study(root, name, scale="laptop", seeds=3, **options):
     """A whole study; returns its folder."""
-    runs = catalogue.runs(name, scale, seeds)
-    made = folder.write(root, name, scale, runs)
-    for run in runs:
+    made = folder.write(root, name, scale, seeds)
+    for run in catalogue.runs(name, scale, seeds):
         if not (root / folder.RUNS / run.folder).exists():
             write_run(root, run, **options)
     return made

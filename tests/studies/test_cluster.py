@@ -98,7 +98,7 @@ def test_an_address_without_a_ray_is_refused_before_anything_is_written(tmp_path
 def order(tmp_path, monkeypatch):
     """The order for the first run of a study."""
     monkeypatch.setattr(local, "COMMAND", STUB)
-    write(tmp_path, "target", "smoke", runs())
+    write(tmp_path, "target", "smoke", 2)
     (tmp_path / "logs").mkdir()
     return worker.order(tmp_path, runs()[0])
 

@@ -21,7 +21,6 @@ from qdhuac.studies import statistics
 from qdhuac.studies.results import KEPT, MEASURES, NAMES, PROBES, Results
 
 Archive = tuple[np.ndarray, np.ndarray, Sequence[Sequence[float]]]  # descriptor [N, D], fitness [N], bounds
-Drawn = Iterator[tuple[str, Figure]]  # figures by name
 # Okabe and Ito's colours, and a dash and a marker for each, so that no two means differ in colour alone.
 COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#000000")
 DASHES: tuple[Any, ...] = ("-", "--", (0, (4, 1, 1, 1)), "-.", ":", (0, (6, 2)), (0, (1, 1)))
@@ -265,17 +264,6 @@ def archive_maps(task: str, found: Mapping[str, Archive]) -> Figure:
     return figure
 
 
-def _curves(results: Results) -> Drawn:
-    """Curves of each group of settings, or of the reference with up to six others at a time."""
-    for ending, labels in _parts(results):
-        yield f"curves{ending}", curves(results, labels)
-
-
-def _relative(results: Results) -> Drawn:
-    for ending, labels in _parts(results):
-        yield f"relative{ending}", curves(results, labels, relative=True)
-
-
 def _parts(results: Results) -> Iterator[tuple[str, list[str]]]:
     """Settings that share a figure of curves, with the ending of its name."""
     there = [setting for setting in results.study.settings if setting.label in results.labels]
@@ -287,11 +275,6 @@ def _parts(results: Results) -> Iterator[tuple[str, list[str]]]:
     parts = np.array_split(others, max(1, math.ceil(len(others) / 6)))
     for i, part in enumerate(parts, 1):
         yield f"-{i}" * (len(parts) > 1), [first, *part.tolist()]
-
-
-def _archives(results: Results) -> Drawn:
-    for task, found in kept_archives(results).items():
-        yield f"archives-{task}", archive_maps(task, found)
 
 
 def kept_archives(results: Results) -> dict[str, dict[str, Archive]]:
@@ -317,47 +300,44 @@ def kept_archives(results: Results) -> dict[str, dict[str, Archive]]:
     return found
 
 
-def _one(name: str, draw: Callable[[Results], Figure]) -> Callable[[Results], Drawn]:
-    def figures(results: Results) -> Drawn:
-        yield name, draw(results)
-
-    return figures
-
-
-def _scored(name: str, draw: Callable[[Results], Figure]) -> Callable[[Results], Drawn]:
-    """A figure of statistics over all tasks, which needs common seeds."""
-    return lambda results: _one(name, draw)(results) if results.common_seeds else iter(())
-
-
-# The figures that a study can have, with their captions.
-FIGURES: dict[str, tuple[Callable[[Results], Drawn], str]] = {
-    "curves": (_curves, "Thick: mean over seeds. Band: one standard deviation. Thin: every seed."),
+# The figures that a study can have: what draws them, by the endings of their names, and their captions.
+FIGURES: dict[str, tuple[Callable[[Results], Mapping[str, Figure]], str]] = {
+    "curves": (
+        lambda r: {ending: curves(r, labels) for ending, labels in _parts(r)},
+        "Thick: mean over seeds. Band: one standard deviation. Thin: every seed.",
+    ),
     "relative": (
-        _relative,
+        lambda r: {ending: curves(r, labels, relative=True) for ending, labels in _parts(r)},
         "Each seed divided by the reference's mean at the same step, once that is a tenth of its last value.",
     ),
+    "kept": (
+        lambda r: {"": curves(r, r.labels, measures=KEPT)},
+        "The archives that the algorithms keep, not the grid that records every policy.",
+    ),
     "final": (
-        _one("final", final),
+        lambda r: {"": final(r)},
         "At the last step, divided by the reference's mean. A point is a seed, the bar their mean.",
     ),
-    "utd": (_one("utd", utd), "At the last step. Small points: seeds. Line: mean. Band: one standard deviation."),
+    "utd": (
+        lambda r: {"": utd(r)},
+        "At the last step. Small points: seeds. Line: mean. Band: one standard deviation.",
+    ),
     "latency": (
-        _one("latency", latency),
+        lambda r: {"": latency(r)},
         "A positive gap means that the shadow target is the more pessimistic of the two.",
     ),
     "aggregate": (
-        _scored("aggregate", aggregate),
+        lambda r: {"": aggregate(r)} if r.common_seeds else {},
         "Interquartile mean and probability of improvement with 95 % stratified bootstrap intervals.",
     ),
     "profiles": (
-        _scored("profiles", profiles),
+        lambda r: {"": profiles(r)} if r.common_seeds else {},
         "Share of runs above each normalised score, with 95 % stratified bootstrap bands.",
     ),
-    "kept": (
-        _one("kept", lambda results: curves(results, results.labels, measures=KEPT)),
-        "The archives that the algorithms keep, not the grid that records every policy.",
+    "archives": (
+        lambda r: {f"-{task}": archive_maps(task, found) for task, found in kept_archives(r).items()},
+        "The first seed that most settings have an archive of, at the last step of the study.",
     ),
-    "archives": (_archives, "The first seed that most settings have an archive of, at the last step of the study."),
 }
 
 
@@ -366,8 +346,8 @@ def draw(results: Results) -> Iterator[tuple[str, Figure, str]]:
     with matplotlib.rc_context(STYLE):
         for kind in results.study.figures:
             make, caption = FIGURES[kind]
-            for name, figure in make(results):
-                yield name, figure, caption
+            for ending, figure in make(results).items():
+                yield kind + ending, figure, caption
 
 
 def _archive(axes: Any, descriptor: np.ndarray, fitness: np.ndarray, bounds: np.ndarray, scale: dict[str, Any]) -> Any:

@@ -21,7 +21,8 @@ EXECUTORS: dict[str, type[Executor]] = {"local": Local, "ray": Ray, "slurm": Slu
 
 def study(name: str, scale: str, seeds: int | None, root: Path, jobs: int | None, dry_run: bool, where: str) -> int:
     """Run what is missing of a study, on this machine or on a cluster; returns the exit code."""
-    runs = catalogue.runs(name, scale, seeds or catalogue.SEEDS[scale])
+    seeds = seeds or catalogue.SEEDS[scale]
+    runs = catalogue.runs(name, scale, seeds)
     if root.exists() and not root.is_dir():
         raise UserError(f"--root {root}: is not a folder")
     found = [look(root, run) for run in runs]
@@ -31,7 +32,7 @@ def study(name: str, scale: str, seeds: int | None, root: Path, jobs: int | None
         # several runs would slow each other down.
         jobs = len(runs) if where != "local" else 1 if scale == "paper" else max(1, len(cores()))
     executor = EXECUTORS[where](dry_run) if left else None  # refuses a cluster that cannot be reached
-    folder = write(root, name, scale, runs)
+    folder = write(root, name, scale, seeds)
     print(f"study {name} at scale {scale}: {catalogue.study(name, scale).title}")
     print(f"study folder: {folder}", flush=True)
     if dry_run:

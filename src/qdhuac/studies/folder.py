@@ -15,7 +15,7 @@ from qdhuac.errors import UserError
 from qdhuac.store.files import replace_file
 from qdhuac.store.run_folder import REPORT, RunDir
 from qdhuac.studies import catalogue
-from qdhuac.studies.catalogue import Run
+from qdhuac.studies.catalogue import Run, Study
 
 STUDY, RUNS, CONFIGS, LOGS = "study.toml", "runs", "configs", "logs"
 # Metrics that every generation must have, and those of a run with a probe.
@@ -46,43 +46,25 @@ class Found:
         return self.rows[-1]["env_steps"] if self.rows else 0
 
 
-def write(root: Path, name: str, scale: str, runs: Sequence[Run]) -> Path:
-    """Record the study and the configurations of its runs, or check them against the record; returns its folder."""
+def write(root: Path, name: str, scale: str, seeds: int) -> Path:
+    """Record a study and the configurations of its runs; returns its folder."""
     folder = root / f"{name}-{scale}"
-    record: dict[str, Any] = {
-        "study": name,
-        "scale": scale,
-        "version": __version__,
-        "runs": [
-            {"task": r.task, "setting": r.label, "seed": r.seed, "folder": r.folder, "config_sha256": r.fingerprint}
-            for r in runs
-        ],
-    }
-    where = folder / STUDY
     for other in sorted(root.glob(f"*/{STUDY}")):  # all studies of a root share its runs
-        version = _load(other)["version"]
-        if version != __version__:
+        record = _load(other)
+        if record["version"] != __version__:
             raise UserError(
-                f"{other}: made by qdhuac {version}, and this is {__version__}; runs of two versions are not mixed: "
-                "name another --root"
+                f"{other}: made by qdhuac {record['version']}, and this is {__version__}; runs of two versions are not "
+                "mixed: name another --root"
             )
-    if where.exists():
-        old = _load(where)
-        known = {_key(r): r for r in record["runs"]}
-        for entry in old["runs"]:
-            now = known.get(_key(entry))
-            if now is not None and now["config_sha256"] != entry["config_sha256"]:
-                raise UserError(
-                    f"{where}: {entry['task']}, {entry['setting']} has another configuration now; name another --root"
-                )
-        more = [entry for entry in old["runs"] if _key(entry) not in known and entry["seed"] > runs[-1].seed]
-        record["runs"] += more  # fewer seeds than before: the others stay recorded
+        if other.parent == folder:
+            seeds = max(seeds, record["seeds"])  # fewer seeds than before: the others stay recorded
     try:
         for path in (root / RUNS, root / CONFIGS, folder):
             path.mkdir(parents=True, exist_ok=True)
-        for run in runs:
+        for run in catalogue.runs(name, scale, seeds):
             config_file(root, run.folder).write_text(config.to_toml(run.config), encoding="utf-8")
-        replace_file(where, tomli_w.dumps(record).encode())
+        record = {"study": name, "scale": scale, "version": __version__, "seeds": seeds}
+        replace_file(folder / STUDY, tomli_w.dumps(record).encode())
     except OSError as error:
         raise UserError(f"--root {root}: cannot be written ({error.strerror or error})") from None
     return folder
@@ -93,28 +75,18 @@ def config_file(root: Path, name: str) -> Path:
     return root / CONFIGS / f"{name}.toml"
 
 
-def read(folder: Path) -> tuple[str, str, list[Run], list[str]]:
-    """Study, scale, runs of a study folder, and what the reader should be told about it."""
+def read(folder: Path) -> tuple[Study, str, list[Run], list[str]]:
+    """Study, scale and runs of a study folder, and warnings for the reader."""
     where = folder / STUDY
     record = _load(where)
     try:
         wanted = catalogue.study(record["study"], record["scale"])
     except UserError as error:
         raise UserError(f"{where}: {error}") from None
-    seeds = 1 + max((entry["seed"] - catalogue.FIRST_SEED for entry in record["runs"]), default=-1)
-    runs = catalogue.runs(wanted.name, record["scale"], seeds)
-    recorded = {_key(entry): entry["config_sha256"] for entry in record["runs"]}
-    unknown = recorded.keys() - {(run.task, run.label, run.seed) for run in runs}
     notes = []
     if record["version"] != __version__:
         notes.append(f"{where}: made by qdhuac {record['version']}, read by {__version__}")
-    if unknown:
-        one = ", ".join(map(str, min(unknown)))
-        notes.append(f"{where}: left out, as this version does not plan them: {len(unknown)} runs, as {one}")
-    for run in runs:
-        if recorded.get((run.task, run.label, run.seed), run.fingerprint) != run.fingerprint:
-            raise UserError(f"{where}: {run.name} has another configuration in this version of qdhuac")
-    return wanted.name, record["scale"], runs, notes
+    return wanted, record["scale"], catalogue.runs(wanted.name, record["scale"], record["seeds"]), notes
 
 
 def look(root: Path, run: Run) -> Found:
@@ -160,19 +132,12 @@ def _check(path: Path, rows: Sequence[Mapping[str, Any]], needed: Sequence[str])
 def _load(where: Path) -> dict[str, Any]:
     try:
         record = tomllib.loads(where.read_text(encoding="utf-8"))
-        texts = [record[k] for k in ("study", "scale", "version")]
-        texts += [entry[k] for entry in record["runs"] for k in ("task", "setting", "folder", "config_sha256")]
-        if not all(isinstance(text, str) for text in texts):
-            raise ValueError("names and hashes are texts")
-        possible = range(catalogue.FIRST_SEED + catalogue.MOST_SEEDS)
-        if not all(type(entry["seed"]) is int and entry["seed"] in possible for entry in record["runs"]):
-            raise ValueError(f"seeds are whole numbers up to {possible[-1]}")
+        if not all(isinstance(record[key], str) for key in ("study", "scale", "version")):
+            raise ValueError("study, scale and version are texts")
+        if type(record["seeds"]) is not int or not 1 <= record["seeds"] <= catalogue.MOST_SEEDS:
+            raise ValueError(f"seeds is a whole number from 1 to {catalogue.MOST_SEEDS}")
     except FileNotFoundError:
         raise UserError(f"{where}: no such file; a study folder is made by: qdhuac study NAME") from None
-    except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+    except (OSError, ValueError, KeyError, RecursionError) as error:
         raise UserError(f"{where}: not the record of a study ({error})") from None
     return record
-
-
-def _key(entry: Mapping[str, Any]) -> tuple[str, str, int]:
-    return entry["task"], entry["setting"], entry["seed"]

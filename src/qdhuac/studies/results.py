@@ -103,8 +103,8 @@ def number(row: Row, name: str) -> float:
 
 def collect(folder: Path) -> Results:
     """The results in a study folder. Runs that are missing, unfinished or not as planned are left out and named."""
-    name, scale, runs, notes = read(folder)
-    study, root = catalogue.study(name, scale), folder.absolute().parent
+    study, scale, runs, notes = read(folder)
+    root = folder.absolute().parent
     results = Results(study, scale, {}, {}, [], notes)
     engines: dict[str, list[str]] = {}
     for run in runs:
@@ -131,7 +131,9 @@ def collect(folder: Path) -> Results:
         results.origins[run.task, run.label, run.seed] = Origin(run.fingerprint, _versions(path), path)
         engines.setdefault(found.backend, []).append(run.folder)
     if not results.curves:
-        raise UserError(f"{folder}: no run of the study has reached {study.steps:,} steps yet; qdhuac study {name}")
+        raise UserError(
+            f"{folder}: no run of the study has reached {study.steps:,} steps yet; qdhuac study {study.name}"
+        )
     notes += _caveats(results, engines)
     return results
 
