@@ -20,13 +20,13 @@ Row = tuple[str, str, str, str]  # claim, the paper's number, ours, verdict
 
 
 def table(studies: Mapping[str, Results]) -> tuple[list[str], list[list[str]]]:
-    """Head and rows of all claims about the studies, which are given by name."""
+    """Head and rows of all claims about some studies, given by name."""
     rows = [row for name, claims in CLAIMS.items() if name in studies for row in claims(studies[name])]
     return ["claim", "paper", "here", "holds here"], [list(row) for row in rows]
 
 
 def verdict(ours: np.ndarray, theirs: np.ndarray) -> str:
-    """Whether the claim that ours is the higher one holds."""
+    """Whether ours are higher than theirs, by a rank test."""
     if few := _few(min(len(ours), len(theirs))):
         return few
     pairs = (ours, theirs), (theirs, ours)
@@ -34,7 +34,7 @@ def verdict(ours: np.ndarray, theirs: np.ndarray) -> str:
 
 
 def signs(differences: np.ndarray) -> str:
-    """Whether the claim holds that within runs one thing is higher than the other."""
+    """Whether one quantity is higher than another within runs, by a sign test."""
     up, down = int((differences > 0).sum()), int((differences < 0).sum())
     if not up + down:
         return "not seen"
@@ -106,7 +106,7 @@ def benchmark(results: Results) -> Iterator[Row]:
 
 
 def latency(results: Results) -> Iterator[Row]:
-    """How much later a target network would see what is good."""
+    """Pessimism and missed agents of a target network."""
     seeds = [probed(rows) for rows in results.curves["halfcheetah", "QDHUAC"].values()]
     high, missed, shadow = (
         np.array([sum(row[f"probe_path_{key}"] for row in rows) for rows in seeds])
@@ -121,14 +121,14 @@ def latency(results: Results) -> Iterator[Row]:
 
 
 def target(results: Results) -> Iterator[Row]:
-    """The thesis itself."""
+    """With and without a target network."""
     claim = "HalfCheetah: fitter without a target network than with one"
     names = [setting.label for setting in results.study.settings]
     yield _higher(claim, "the thesis, without a figure", results, "halfcheetah", "max_fitness", names[0], names[1:])
 
 
 def utd(results: Results) -> Iterator[Row]:
-    """Where more updates stop to help, and what normalisation has to do with it."""
+    """Updates per step, with and without normalisation."""
     claim = "HalfCheetah, normalised: fitter at 2 updates per step than at 0.5, 1 and 4"
     others = [f"normalised, UTD {ratio}" for ratio in ("0.5", "1", "4")]
     yield _higher(claim, "yes", results, "halfcheetah", "max_fitness", "normalised, UTD 2", others)
@@ -143,7 +143,7 @@ def utd(results: Results) -> Iterator[Row]:
 
 
 def normalisation(results: Results) -> Iterator[Row]:
-    """Which of the two normalisations matters."""
+    """Batch and weight normalisation."""
     for label, paper in (
         ("BN only", "not until 2 M steps"),
         ("WN only", "by up to 20 %"),
@@ -154,7 +154,7 @@ def normalisation(results: Results) -> Iterator[Row]:
 
 
 def archive(results: Results) -> Iterator[Row]:
-    """That it is not the archive."""
+    """DNS and MAP-Elites as QDHUAC's archive."""
     for task in ("halfcheetah", "humanoid"):
         claim = f"{NAMES[task]}: with MAP-Elites as fit as with DNS"
         *row, holds = _less_fit(claim, "no significant difference", results, task, "MAP-Elites", "DNS")
@@ -164,7 +164,7 @@ def archive(results: Results) -> Iterator[Row]:
 
 
 def components(results: Results) -> Iterator[Row]:
-    """The only part that the paper says something about; the others have a table."""
+    """The only component that the paper makes a claim about."""
     claim = "HalfCheetah: a scalar critic is less fit than C51 early on"
     yield _less_fit(claim, "said, not shown", results, "halfcheetah", "scalar critic", "QDHUAC")
 

@@ -50,10 +50,10 @@ FINEST = 80  # points of a line: its axes are some 140 points wide in print, and
 
 
 def save(figure: Figure, folder: Path, name: str, kinds: Sequence[str] = tuple(FORMATS)) -> None:
-    """The figure as SVG, PDF and PNG, or as some of them."""
+    """Save a figure in some formats."""
     with matplotlib.rc_context(STYLE):
         figure.draw_without_rendering()
-        figure.set_layout_engine("none")  # laid out once, not once per format
+        figure.set_layout_engine("none")  # keep the layout for all formats
         for kind in kinds:
             figure.savefig(folder / f"{name}.{kind}", dpi=200, metadata=FORMATS[kind])
 
@@ -74,12 +74,12 @@ def curves(
                     continue
                 if relative:
                     base = results.mean_at(task, labels[0], measure, steps)
-                    # Of a reference at or near 0, as a fitness can be early on, a share says nothing.
+                    # Relative to a reference near 0, as fitness can be early on, a value has no meaning.
                     values = values / np.where(base > max(0.0, SMALL * base[-1]), base, np.nan)
                     ends += values[:, -1].tolist()
                 _lines(axes, steps, values, i, label)
             tidy(axes)
-            if relative:  # shares of a reference that is near 0 at first would flatten all that comes later
+            if relative:  # early values, relative to a small reference, would flatten the later ones
                 low, high = axes.get_ylim()
                 axes.set_ylim(max(low, 0.0), min(high, 1.05 * np.nanmax(ends)))
             if row == 0:
@@ -125,7 +125,7 @@ def utd(results: Results) -> Figure:
 
 
 def latency(results: Results) -> Figure:
-    """Predictions of both critics beside the truth, their gap, and how often each misses a good agent."""
+    """Predictions of critic and shadow target, the true return, their gap, and how often each misses a good agent."""
     task, label = results.tasks[0], results.labels[0]
     figure = Figure(figsize=(8.2, 4.4), layout="constrained")
     grid = figure.subplots(2, 3, squeeze=False, sharex=True)
@@ -140,7 +140,7 @@ def latency(results: Results) -> Figure:
         steps, values = results.curve(task, label, prefix + "gap")
         _lines(gap, steps, values, 3, "pessimism gap E[Q] - E[Q shadow]")
         gap.axhline(0.0, color="black", linewidth=0.8)
-        # Rates pool what was seen so far: in one generation there are few agents above the threshold.
+        # Pooled over generations: each has few agents above the threshold.
         _, seen = results.curve(task, label, prefix + "high", summed=True)
         for i, key in enumerate(("missed", "missed_shadow")):
             _, wrong = results.curve(task, label, prefix + key, summed=True)
@@ -414,5 +414,5 @@ def _legend(figure: Figure, grid: Any) -> None:
 
 
 def _bare(title: str) -> str:
-    """A measure's name where its unit has gone."""
+    """The name of a measure without its unit."""
     return title.removesuffix(" (%)")

@@ -123,21 +123,21 @@ def _config(setting: Setting, task: str, seed: int, scale: str) -> Config:
 
 
 def _with_goal(settings: Config, scale: str) -> Config:
-    # The seed does not matter for the goal, so that more seeds do not mean more to look through.
+    # The goal does not depend on the seed.
     steps = _longest(scale)[fingerprint(config.replace(settings, {"run.seed": 0}))]
     return config.replace(settings, {"run.env_steps": steps, "run.generations": 0})
 
 
 @functools.cache
 def _longest(scale: str) -> dict[str, int]:
-    """For every configuration of a scale the most steps that a study asks for."""
+    """The goal of every configuration of a scale: the most steps that a study asks for."""
     longest: dict[str, int] = {}
     for make in STUDIES.values():
         wanted = make(scale)
         for task in wanted.tasks:
             for setting in wanted.settings:
-                mark = fingerprint(_config(setting, task, 0, scale))
-                longest[mark] = max(longest.get(mark, 0), wanted.steps)
+                identity = fingerprint(_config(setting, task, 0, scale))
+                longest[identity] = max(longest.get(identity, 0), wanted.steps)
     return longest
 
 
@@ -208,7 +208,7 @@ def _normalisation(scale: str) -> Study:
 
 
 def _archive(scale: str) -> Study:
-    # As many cells as DNS has places, as nearly as a square grid can.
+    # The largest square grid with no more cells than DNS has places.
     cells = math.isqrt(specs.make("qdhuac", scale).archive.capacity) ** 2
     settings = (Setting("DNS"), Setting("MAP-Elites", changes={"archive.kind": "grid", "archive.capacity": cells}))
     return Study(

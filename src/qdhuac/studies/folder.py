@@ -90,7 +90,7 @@ def read(folder: Path) -> tuple[Study, str, list[Run], list[str]]:
 
 
 def look(root: Path, run: Run) -> Found:
-    """What is there of a run; a folder that is not this run, or whose metrics have a gap, is refused by name."""
+    """What is stored of a run; UserError if its folder has another configuration or its metrics have a gap."""
     path = root / RUNS / run.folder
     if not path.exists():
         return Found(MISSING)
@@ -114,7 +114,7 @@ def look(root: Path, run: Run) -> Found:
 
 
 def _check(path: Path, rows: Sequence[Mapping[str, Any]], needed: Sequence[str]) -> None:
-    """Every generation once, in order, with the numbers that are compared."""
+    """Raise UserError unless every generation is there once, in order, with the metrics that are compared."""
     before = 0
     for i, row in enumerate(rows, 1):
         if row["generation"] != i:

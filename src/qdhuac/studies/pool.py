@@ -16,7 +16,7 @@ from qdhuac.text import duration
 
 
 class Executor(Protocol):
-    """Runs runs: on this machine or on a cluster."""
+    """Where runs go: this machine or a cluster."""
 
     jobs: int  # runs that are given to it at a time
     poll: float  # seconds between two checks

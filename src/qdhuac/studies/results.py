@@ -36,7 +36,7 @@ Table = tuple[list[str], list[list[str]]]  # head and rows
 
 
 class Origin(NamedTuple):
-    """What a curve was made from."""
+    """Where a curve comes from."""
 
     config_sha256: str
     versions: str
@@ -193,7 +193,7 @@ def as_csv(results: Results) -> Table:
 
 
 def read_csv(path: Path) -> Results:
-    """The results in a file that `qdhuac report` has written. Its runs need not be there any more."""
+    """The results in a file that `qdhuac report` has written. It does not need the runs."""
     curves: dict[tuple[str, str], dict[int, Rows]] = {}
     origins = {}
     try:

@@ -53,7 +53,7 @@ def normalised(scores: dict[str, Array]) -> dict[str, Array]:
 
 
 def spread(values: Array, axis: int = 0) -> Array:
-    """Standard deviation of a sample, nan left out; 0 where there is but one value."""
+    """Standard deviation of a sample, ignoring nan; 0 where there is only one value."""
     count = np.sum(np.isfinite(values), axis=axis)
     mean = np.nanmean(values, axis=axis, keepdims=True)
     return np.sqrt(np.nansum(np.square(values - mean), axis=axis) / np.maximum(count - 1, 1))
@@ -65,7 +65,7 @@ def steps_to_reach(steps: Sequence[float] | Array, values: Sequence[float] | Arr
 
 
 def at(steps: Sequence[float] | Array, values: Sequence[float] | Array, when: Sequence[float] | Array) -> Array:
-    """A curve at other moments: its last value until then, nan before its first."""
+    """A curve at other steps: its last value until then, nan before its first."""
     place = np.searchsorted(np.asarray(steps), np.asarray(when), side="right") - 1
     return np.where(place >= 0, np.asarray(values, float)[np.maximum(place, 0)], np.nan)
 

@@ -37,12 +37,12 @@ def stop_file(root: Path, run: Run) -> Path:
 
 
 def work(order: Mapping[str, Any], patience: float = PATIENCE) -> Result:
-    """Run a run to its end; `patience`: seconds to wait for another process that has it."""
+    """Make a run to its end; `patience`: seconds to wait for another process that has it."""
     return Worker(patience).run(order)
 
 
 class Worker:
-    """Runs a run; `stop` may be called meanwhile, also by a signal handler."""
+    """Runs one run; `stop` may be called meanwhile, also by a signal handler."""
 
     def __init__(self, patience: float = PATIENCE) -> None:
         self._patience = patience
