@@ -21,8 +21,8 @@ from qdhuac.studies.results import MEASURES, collect
 
 FIGURES = {
     "benchmark": {"curves", "aggregate", "profiles", "kept", *(f"archives-{t}" for t in results.NAMES)},
-    "latency": {"latency", "curves"},
-    "utd": {"utd", "curves-normalised", "curves-unnormalised"},
+    "latency": {"probe", "curves"},
+    "utd": {"over", "curves-normalised", "curves-unnormalised"},
     "normalisation": {"curves", "relative", "final"},
     "archive": {"curves", "relative", "final", "kept", "archives-halfcheetah", "archives-humanoid"},
     "target": {"curves", "relative", "final"},

@@ -93,38 +93,38 @@ def curves(
     return figure
 
 
-def utd(results: Results) -> Figure:
-    """Measures at the horizon against updates per environment step; every seed is a point."""
-    ratios: dict[str, list[tuple[float, str]]] = {}
+def over(results: Results) -> Figure:
+    """Measures at the horizon over what the study varies; every seed is a point."""
+    groups: dict[str, list[tuple[float, str]]] = {}
     for setting in results.study.settings:
         if setting.label in results.labels:
-            ratios.setdefault(setting.group, []).append((setting.x, setting.label))
+            groups.setdefault(setting.group, []).append((setting.x, setting.label))
     figure = Figure(figsize=(2.3 * len(MEASURES) + 0.4, 2.7), layout="constrained")
     grid = figure.subplots(1, len(MEASURES), squeeze=False)
     for axes, (measure, title) in zip(grid[0], MEASURES.items(), strict=True):
-        for i, (kind, points) in enumerate(ratios.items()):
-            x = np.array([ratio for ratio, _ in points])
+        for i, (kind, points) in enumerate(groups.items()):
+            x = np.array([value for value, _ in points])
             values = [results.final(results.tasks[0], label, measure) for _, label in points]
             means = np.array([v.mean() for v in values])
             spread = np.array([statistics.spread(v) for v in values])
             colour = COLOURS[i]
             axes.fill_between(x, means - spread, means + spread, color=colour, alpha=0.15, linewidth=0)
-            for ratio, every in zip(x, values, strict=True):
-                axes.plot(np.full(len(every), ratio), every, MARKERS[i], color=colour, markersize=2.5, alpha=0.6)
+            for place, every in zip(x, values, strict=True):
+                axes.plot(np.full(len(every), place), every, MARKERS[i], color=colour, markersize=2.5, alpha=0.6)
             axes.plot(x, means, color=colour, linestyle=DASHES[i], marker=MARKERS[i], markersize=4.5, label=kind)
         tidy(axes)
         axes.set_xscale("log")
-        ticks = sorted({ratio for points in ratios.values() for ratio, _ in points})
+        ticks = sorted({value for points in groups.values() for value, _ in points})
         axes.xaxis.set_major_locator(FixedLocator(ticks))
         axes.xaxis.set_minor_locator(NullLocator())
         axes.xaxis.set_major_formatter(FuncFormatter(lambda v, _: f"{v:g}"))
         axes.set_title(title)
-        axes.set_xlabel("updates per step")
+        axes.set_xlabel(results.study.varied)
     _legend(figure, grid)
     return figure
 
 
-def latency(results: Results) -> Figure:
+def probe(results: Results) -> Figure:
     """Predictions of critic and shadow target, the true return, their gap, and how often each misses a good agent."""
     task, label = results.tasks[0], results.labels[0]
     figure = Figure(figsize=(8.2, 4.4), layout="constrained")
@@ -318,12 +318,12 @@ FIGURES: dict[str, tuple[Callable[[Results], Mapping[str, Figure]], str]] = {
         lambda r: {"": final(r)},
         "At the last step, divided by the reference's mean. A point is a seed, the bar their mean.",
     ),
-    "utd": (
-        lambda r: {"": utd(r)},
+    "over": (
+        lambda r: {"": over(r)},
         "At the last step. Small points: seeds. Line: mean. Band: one standard deviation.",
     ),
-    "latency": (
-        lambda r: {"": latency(r)},
+    "probe": (
+        lambda r: {"": probe(r)},
         "A positive gap means that the shadow target is the more pessimistic of the two.",
     ),
     "aggregate": (

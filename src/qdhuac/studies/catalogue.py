@@ -43,7 +43,7 @@ class Setting:
     changes: Mapping[str, Any] = dataclasses.field(default_factory=dict)
     preset: str | None = None
     group: str = ""  # settings of a group share a figure of curves, and a line over `x`
-    x: float = math.nan  # the value that the study varies
+    x: float = math.nan  # the value of what the study varies
 
 
 @dataclasses.dataclass(frozen=True)
@@ -57,6 +57,7 @@ class Study:
     steps: int
     figures: tuple[str, ...] = ("curves", "relative", "final")  # of `report.study_figures.FIGURES`
     tables: tuple[str, ...] = ("summary", "aggregate")  # of `studies.results.TABLES`
+    varied: str = ""  # what `x` of the settings is
 
 
 @dataclasses.dataclass(frozen=True)
@@ -180,7 +181,7 @@ def _latency(scale: str) -> Study:
         ("halfcheetah",),
         (Setting("QDHUAC", changes={"learner.probe": True}),),
         _steps(scale, 40_000, 2_000_000),
-        figures=("latency", "curves"),
+        figures=("probe", "curves"),
         tables=("summary", "false_negatives"),
     )
 
@@ -191,8 +192,8 @@ def _utd(scale: str) -> Study:
         for group, norm in (("normalised", {}), ("unnormalised", _NO_NORM))
         for utd in (0.5, 1.0, 2.0, 4.0, 10.0)
     )
-    title, steps = "Updates per environment step", _steps(scale, 30_000, 2_000_000)
-    return Study("utd", title, ("halfcheetah",), settings, steps, figures=("utd", "curves"))
+    title, steps, key = "Updates per environment step", _steps(scale, 30_000, 2_000_000), "updates per step"
+    return Study("utd", title, ("halfcheetah",), settings, steps, figures=("over", "curves"), varied=key)
 
 
 def _normalisation(scale: str) -> Study:
