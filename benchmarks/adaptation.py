@@ -27,7 +27,6 @@ from qdhuac.adaptation.search import search
 from qdhuac.environment import prepare_jax
 from qdhuac.report import run_figures as figures
 from qdhuac.store import repertoire
-from qdhuac.tasks.mjx import SPECS
 
 EPISODES, TRIALS, ORDERS = 8, 20, 200  # ORDERS: random ones for each seed
 WAYS = {"ite": "Intelligent Trial and Error", "random": "random choice", "best": "the archive's best"}
@@ -53,7 +52,7 @@ def measure(target: Path, runs: list[Path], damages: list[str]) -> None:
     with target.open("w") as file:
         for path in runs:
             run = qdhuac.load(path)
-            robot = SPECS[run.config.task.name].robot
+            robot = run.config.task.name.removesuffix("_omni")
             for damage in damages or DAMAGES[robot]:
                 fitness = evaluate(run, damage)
                 line = {

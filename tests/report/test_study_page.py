@@ -17,6 +17,7 @@ from qdhuac.errors import UserError
 from qdhuac.report import study_figures as figures
 from qdhuac.store.run_folder import REPERTOIRE, RunDir
 from qdhuac.studies import catalogue, results
+from qdhuac.studies.catalogue import Setting, Study
 from qdhuac.studies.results import MEASURES, collect
 
 FIGURES = {
@@ -76,6 +77,25 @@ def test_a_file_that_is_not_a_study_is_refused_by_name(tmp_path, text):
     path.write_text(text)
     with pytest.raises(UserError, match=r"results\.csv: not the CSV file of a study"):
         results.read_csv(path)
+
+
+def test_a_new_study_is_one_entry_of_the_catalogue(tmp_path, monkeypatch):
+    def discount(scale):
+        settings = tuple(
+            Setting(f"{group} {x:g}", changes={"learner.discount": x, **changes}, group=group, x=x)
+            for group, changes in (("one critic", {"critic.critics": 1}), ("two critics", {}))
+            for x in (0.9, 0.99)
+        )
+        figures = ("over", "curves", "archives")
+        return Study("discount", "Discount", ("hopper",), settings, 600, figures, ("summary",), "discount factor")
+
+    monkeypatch.setitem(catalogue.STUDIES, "discount", discount)
+    folder = write_study(tmp_path, "discount", "smoke", 2)
+    assert cli.main(["report", str(folder)]) == 0
+    drawn = {path.stem for path in (folder / "figures").glob("*.svg")}
+    assert drawn == {"over", "curves-one critic", "curves-two critics", "archives-hopper"}
+    assert "discount factor" in (folder / "figures" / "over.svg").read_text()
+    assert [row["setting"] for row in table(folder, "summary")][::2] == ["one critic 0.9", "two critics 0.9"]
 
 
 def test_the_report_of_a_study_is_complete_and_self_contained(root, capsys):

@@ -7,7 +7,6 @@ is the run's identity, and its goal is the longest that any study of that scale 
 from __future__ import annotations
 
 import dataclasses
-import functools
 import hashlib
 import json
 import math
@@ -100,12 +99,16 @@ def study(name: str, scale: str) -> Study:
 
 def runs(name: str, scale: str, seeds: int) -> list[Run]:
     """The runs of a study: the first seed of everything first, so that an unfinished study is readable."""
-    wanted = study(name, scale)
+    wanted, goals = study(name, scale), _goals(scale)
+    configs = [(label, settings, goals[fingerprint(settings)]) for label, settings in _configs(wanted, scale)]
     return [
-        Run(setting.label, _with_goal(_config(setting, task, seed, scale), scale), wanted.steps)
+        Run(
+            label,
+            config.replace(settings, {"run.seed": seed, "run.env_steps": goal, "run.generations": 0}),
+            wanted.steps,
+        )
         for seed in range(FIRST_SEED, FIRST_SEED + seeds)
-        for task in wanted.tasks
-        for setting in wanted.settings
+        for label, settings, goal in configs
     ]
 
 
@@ -117,29 +120,27 @@ def fingerprint(settings: Config) -> str:
     return hashlib.sha256(json.dumps(values, sort_keys=True).encode()).hexdigest()
 
 
-def _config(setting: Setting, task: str, seed: int, scale: str) -> Config:
-    start = specs.make(setting.algorithm, setting.preset or scale)
-    common = {key: value for key, value in _COMMON[scale].items() if key in config.keys(start)}
-    return specs.validate(config.replace(start, {**common, **setting.changes, "task.name": task, "run.seed": seed}))
+def _configs(wanted: Study, scale: str) -> list[tuple[str, Config]]:
+    """Label and configuration of every task and setting of a study, without seed and goal."""
+    found = []
+    for task in wanted.tasks:
+        for setting in wanted.settings:
+            start = specs.make(setting.algorithm, setting.preset or scale)
+            common = {key: value for key, value in _COMMON[scale].items() if key in config.keys(start)}
+            settings = config.replace(start, {**common, **setting.changes, "task.name": task})
+            found.append((setting.label, specs.validate(settings)))
+    return found
 
 
-def _with_goal(settings: Config, scale: str) -> Config:
-    # The goal does not depend on the seed.
-    steps = _longest(scale)[fingerprint(config.replace(settings, {"run.seed": 0}))]
-    return config.replace(settings, {"run.env_steps": steps, "run.generations": 0})
-
-
-@functools.cache
-def _longest(scale: str) -> dict[str, int]:
+def _goals(scale: str) -> dict[str, int]:
     """The goal of every configuration of a scale: the most steps that a study asks for."""
-    longest: dict[str, int] = {}
+    goals: dict[str, int] = {}
     for make in STUDIES.values():
         wanted = make(scale)
-        for task in wanted.tasks:
-            for setting in wanted.settings:
-                identity = fingerprint(_config(setting, task, 0, scale))
-                longest[identity] = max(longest.get(identity, 0), wanted.steps)
-    return longest
+        for _, settings in _configs(wanted, scale):
+            identity = fingerprint(settings)
+            goals[identity] = max(goals.get(identity, 0), wanted.steps)
+    return goals
 
 
 # The studies.
