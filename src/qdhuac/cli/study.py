@@ -41,7 +41,7 @@ def add(parser: argparse.ArgumentParser) -> None:
         metavar="N",
         help="runs at a time; default the number of cores, at scale paper 1, on a cluster all",
     )
-    parser.add_argument("--dry-run", action="store_true", help="list the runs and their cost, and stop")
+    parser.add_argument("--dry-run", action="store_true", help="list the runs and what is left, and stop")
 
 
 def run(arguments: argparse.Namespace) -> int:
