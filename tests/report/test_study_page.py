@@ -154,6 +154,13 @@ def test_what_the_algorithms_keep_has_a_table_of_its_own(root):
     assert results.cut(rows, 60)[-1]["archive_size"] == 7  # holds until the horizon, too
 
 
+def test_exploring_rollouts_are_not_counted_as_policies(root):
+    found = collect(write_study(root, "components", "laptop", 1, archive=False))
+    for label, per_generation in (("QDHUAC", 8), ("exploring rollouts: 0", 10), ("exploring rollouts: 3", 7)):
+        policies, generations = (found.final("halfcheetah", label, name) for name in ("policies", "generation"))
+        assert policies == per_generation * generations > 0
+
+
 def test_one_seed_has_no_standard_deviation(tmp_path):
     _, rows = results.summary(collect(write_study(tmp_path, "normalisation", "smoke", 1)))
     assert all(re.fullmatch(r"-?[\d.]+( [kMG])?", cell) for row in rows for cell in row[3:])

@@ -193,8 +193,15 @@ def _utd(scale: str) -> Study:
         for group, norm in (("normalised", {}), ("unnormalised", _NO_NORM))
         for utd in (0.5, 1.0, 2.0, 4.0, 10.0)
     )
-    title, steps, key = "Updates per environment step", _steps(scale, 30_000, 2_000_000), "updates per step"
-    return Study("utd", title, ("halfcheetah",), settings, steps, figures=("over", "curves"), varied=key)
+    return Study(
+        "utd",
+        "Updates per environment step",
+        ("halfcheetah",),
+        settings,
+        _steps(scale, 30_000, 2_000_000),
+        figures=("over", "curves"),
+        varied="updates per step",
+    )
 
 
 def _normalisation(scale: str) -> Study:
