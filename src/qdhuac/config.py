@@ -178,6 +178,9 @@ class LearnerConfig:
     initial_temperature: float = key(0.01, "entropy temperature at the start; 0: no entropy term, ever", ge=0, le=100)
     policy_delay: int = key(1, "critic updates per actor update", ge=1, le=1000)
     target_tau: float = key(0.0, "0: no target network; otherwise Polyak rate of one", ge=0, le=1)
+    normalise_rewards: bool = key(
+        False, "divide rewards by the running spread of returns instead of reward_scale; the support is then [-5, 5]"
+    )
     normalise_observations: bool = key(
         False, "the actor sees observations in standard deviations from their running mean; its genotype stays plain"
     )

@@ -3,11 +3,14 @@
 import jax
 import jax.numpy as jnp
 import numpy as np
+import pytest
 
 from qdhuac.config import CriticConfig, LearnerConfig
 from qdhuac.learning import moments
 from qdhuac.learning.policy import Policy
+from qdhuac.learning.replay import Replay
 from qdhuac.learning.target_free import TargetFreeLearner
+from qdhuac.types import Transition
 
 
 def test_moments_are_those_of_all_counted_rows_together():
@@ -21,7 +24,7 @@ def test_moments_are_those_of_all_counted_rows_together():
     assert int(found.rows) == len(rows)
     np.testing.assert_allclose(found.mean, rows.mean(0), rtol=1e-4, atol=1e-4)
     np.testing.assert_allclose(moments.deviation(found)[:2], rows.std(0)[:2], rtol=1e-3)
-    assert moments.deviation(found)[2] == 1.0  # nothing varies there
+    assert moments.deviation(found)[2] == 0.0
 
 
 def test_nothing_counted_changes_nothing():
@@ -42,3 +45,62 @@ def test_the_injected_actor_is_plain_and_does_what_the_learner_has_learnt():
     assert jax.tree.map(jnp.shape, injected) == jax.tree.map(jnp.shape, policy.init(jax.random.key(0)))
     np.testing.assert_allclose(policy.act(injected, obs), policy.act(state.actor.policy, scaled), atol=1e-4)
     assert np.abs(policy.act(injected, obs) - policy.act(state.actor.policy, obs)).max() > 0.1
+
+
+def episodes(scale=1.0, constant=False):
+    """Two episodes of 30 steps; the second ends, and was not simulated after that."""
+    reward = scale * (jnp.ones((2, 30)) if constant else jax.random.normal(jax.random.key(2), (2, 30)))
+    terminal = jnp.zeros((2, 30)).at[1, 9].set(1.0)
+    stored = jnp.ones((2, 30), bool).at[1, 10:].set(False)
+    t = Transition(jnp.zeros((2, 30, 1)), jnp.zeros((2, 30, 1)), reward, terminal, jnp.zeros((2, 30, 1)))
+    return t, stored
+
+
+def returns_of(t, stored):
+    out = []
+    for rewards, counted in zip(np.asarray(t.reward, np.float64), np.asarray(stored), strict=True):
+        after = 0.0
+        for r in rewards[counted][::-1]:
+            after = r + 0.9 * after
+            out.append(after)
+    return np.array(out)
+
+
+@pytest.mark.parametrize("scale", [1e-4, 1.0, 1e4])
+def test_scaled_returns_vary_by_one_or_end_at_the_support_whatever_the_rewards(scale):
+    t, stored = episodes(scale)
+    found = moments.add_returns(moments.no_returns(), t, stored, 0.9)
+    truth = returns_of(t, stored)
+    spread = max(truth.std(), np.abs(truth).max() / moments.HIGHEST)
+    np.testing.assert_allclose(moments.reward_scale(found), 1.0 / spread, rtol=1e-4)
+    # Returns that hardly vary are held back by the support's end.
+    t, stored = episodes(scale, constant=True)
+    found = moments.add_returns(moments.no_returns(), t, stored, 0.0)
+    np.testing.assert_allclose(moments.reward_scale(found), moments.HIGHEST / scale, rtol=1e-4)
+
+
+def test_rewards_that_are_all_zero_are_left_as_they_are():
+    t, stored = episodes(0.0)
+    found = moments.add_returns(moments.no_returns(), t, stored, 0.9)
+    assert float(moments.reward_scale(moments.no_returns())) == float(moments.reward_scale(found)) == 1.0
+
+
+def test_a_learner_with_scaled_rewards_learns_the_same_whatever_their_unit():
+    """Rewards a thousand times as large give the same actor, and values a thousand times as large."""
+
+    def learnt(scale):
+        config = LearnerConfig(normalise_rewards=True, batch_size=32)
+        learner = TargetFreeLearner(Policy(1, 1, (8,)), CriticConfig(width=8, blocks=1, v_min=-5.0, v_max=5.0), config)
+        t, stored = episodes(scale)
+        replay = Replay(64, 1, 1)
+        rows = jax.tree.map(lambda x: x.reshape(60, *x.shape[2:]), t)
+        buffer = replay.add(replay.init(), rows, stored.reshape(-1))
+        state = learner.init(jax.random.key(0))
+        state = state._replace(returns=moments.add_returns(state.returns, t, stored, config.discount))
+        state, _, metrics = jax.jit(learner.learn, static_argnums=1)(state, replay, buffer, jax.random.key(1), 5)
+        return state, metrics
+
+    (one, metrics), (other, large) = learnt(1.0), learnt(1000.0)
+    for a, b in zip(jax.tree.leaves(one.actor), jax.tree.leaves(other.actor), strict=True):
+        np.testing.assert_allclose(a, b, rtol=1e-3, atol=1e-5)
+    assert float(large.means["q_spread"]) == pytest.approx(1000.0 * float(metrics.means["q_spread"]), rel=1e-2)

@@ -14,6 +14,7 @@ from qdhuac.emitters.actor import ExploringActor
 from qdhuac.emitters.actor_critic import actor_critic_emitters
 from qdhuac.emitters.base import slots
 from qdhuac.errors import UserError
+from qdhuac.learning.moments import HIGHEST
 from qdhuac.learning.replay import Replay
 from qdhuac.learning.target_free import TargetFreeLearner
 from qdhuac.types import Archive
@@ -40,7 +41,7 @@ def build(s: QDHUACSettings, task: Any, archive: Archive) -> QDAlgorithm:
 
 def target_free(s: TargetFreeSettings, task: Any, slots: int) -> tuple[TargetFreeLearner, Replay]:
     """The learner, which may have a probe of an archive with so many slots, and its replay buffer."""
-    critic = s.critic.on_support(*task.support)
+    critic = s.critic.on_support(*((-HIGHEST, HIGHEST) if s.learner.normalise_rewards else task.support))
     if not critic.v_min < critic.v_max:
         raise UserError(f"critic.v_min={critic.v_min:g}: must be below critic.v_max={critic.v_max:g}")
     learner = TargetFreeLearner(task.policy, critic, s.learner, slots)

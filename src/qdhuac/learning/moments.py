@@ -1,4 +1,4 @@
-"""Running mean and variance of what was observed, and networks whose inputs are scaled by them.
+"""Running mean and variance of observations and returns, and what is scaled by them.
 
 An affine map before a dense layer is another dense layer, so a network on scaled observations is exactly a plain
 network on raw ones: what leaves the learner is plain.
@@ -8,11 +8,15 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
+import jax
 import jax.numpy as jnp
 
-from qdhuac.types import Array, Genotype
+from qdhuac.types import Array, Genotype, Transition
 
 SMALLEST = 1e-3  # standard deviation below which an observation counts as constant, and is only centred
+
+
+HIGHEST = 5.0  # scaled returns stay within the support's ends, which are here unless the configuration says otherwise
 
 
 class Moments(NamedTuple):
@@ -24,7 +28,7 @@ class Moments(NamedTuple):
 
 
 def init(size: int) -> Moments:
-    """Of no rows: mean 0, standard deviation 1."""
+    """Of no rows."""
     return Moments(jnp.float32(0.0), jnp.zeros(size), jnp.zeros(size))
 
 
@@ -44,13 +48,51 @@ def add(moments: Moments, rows: Array, counted: Array) -> Moments:
 
 
 def deviation(moments: Moments) -> Array:
-    """Standard deviations [O], 1 where nothing varies."""
-    found = jnp.sqrt(moments.squares / jnp.maximum(moments.rows, 1.0))
-    return jnp.where(found > SMALLEST, found, 1.0)
+    """Standard deviations. [O]"""
+    return jnp.sqrt(moments.squares / jnp.maximum(moments.rows, 1.0))
 
 
 def fold(moments: Moments, network: Genotype) -> Genotype:
     """A network on observations in standard deviations from the mean as a network on raw observations."""
     first = network["Dense_0"]
-    kernel = first["kernel"] / deviation(moments)[:, None]
+    spread = deviation(moments)
+    kernel = first["kernel"] / jnp.where(spread > SMALLEST, spread, 1.0)[:, None]
     return network | {"Dense_0": {"kernel": kernel, "bias": first["bias"] - moments.mean @ kernel}}
+
+
+class Returns(NamedTuple):
+    """Of the discounted returns of all stored steps so far, in raw units."""
+
+    moments: Moments  # of one number
+    highest: Array  # absolute value
+
+
+def no_returns() -> Returns:
+    """Of no step."""
+    return Returns(init(1), jnp.float32(0.0))
+
+
+def add_returns(returns: Returns, transitions: Transition, stored: Array, discount: float) -> Returns:
+    """With those of episodes [B, T], of which the steps `stored` [B, T] count."""
+    found = discounted(transitions.reward, transitions.terminal, stored, discount).reshape(-1, 1)
+    counted = stored.reshape(-1)
+    highest = jnp.max(jnp.abs(found[:, 0]), where=counted, initial=0.0)
+    return Returns(add(returns.moments, found, counted), jnp.maximum(returns.highest, highest))
+
+
+def reward_scale(returns: Returns) -> Array:
+    """What rewards are multiplied by, so that returns vary by about 1 and none is above `HIGHEST`; 1 if all are 0."""
+    spread = jnp.maximum(deviation(returns.moments)[0], returns.highest / HIGHEST)
+    return jnp.where(returns.highest > 0.0, 1.0 / spread, 1.0)
+
+
+def discounted(reward: Array, terminal: Array, valid: Array, discount: float) -> Array:
+    """True discounted returns of every step [B, T]; what comes after the last step counts nothing."""
+
+    def step(after: Array, row: tuple[Array, Array, Array]) -> tuple[Array, Array]:
+        reward, terminal, valid = row
+        value = jnp.where(valid, reward + discount * (1.0 - terminal) * after, 0.0)
+        return value, value
+
+    _, returns = jax.lax.scan(step, jnp.zeros(len(reward)), (reward.T, terminal.T, valid.T), reverse=True)
+    return returns.T

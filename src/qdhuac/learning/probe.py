@@ -14,6 +14,7 @@ import jax.numpy as jnp
 import optax
 
 from qdhuac.learning.critic import Params, Stats
+from qdhuac.learning.moments import discounted
 from qdhuac.types import Array, Evaluation, Metrics, Told
 
 if TYPE_CHECKING:
@@ -55,7 +56,7 @@ def compare(learner: TargetFreeLearner, state: LearnerState, evaluation: Evaluat
     assert probe is not None
     assert transitions is not None
     assert valid is not None
-    scale = learner.config.reward_scale
+    scale = learner.scale(state)
     shadow = state._replace(critics=probe.critics, stats=probe.stats)
     agents = jnp.isfinite(told.individuals.fitness)
     returns = discounted(transitions.reward, transitions.terminal, valid, learner.config.discount)  # [B, T]
@@ -99,15 +100,3 @@ def remember(probe: Probe, evaluation: Evaluation, told: Told, discount: float) 
     first = discounted(t.reward, t.terminal, evaluation.valid, discount)[:, 0]
     slots = jnp.where(told.slots < 0, len(probe.returns), told.slots)
     return probe._replace(returns=probe.returns.at[slots].set(first, mode="drop"))
-
-
-def discounted(reward: Array, terminal: Array, valid: Array, discount: float) -> Array:
-    """True discounted returns of every step [B, T]; what comes after the last step counts nothing."""
-
-    def step(after: Array, row: tuple[Array, Array, Array]) -> tuple[Array, Array]:
-        reward, terminal, valid = row
-        value = jnp.where(valid, reward + discount * (1.0 - terminal) * after, 0.0)
-        return value, value
-
-    _, returns = jax.lax.scan(step, jnp.zeros(len(reward)), (reward.T, terminal.T, valid.T), reverse=True)
-    return returns.T

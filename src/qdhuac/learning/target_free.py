@@ -16,7 +16,7 @@ import optax
 from qdhuac.config import CriticConfig, LearnerConfig
 from qdhuac.learning import categorical, moments, probe
 from qdhuac.learning.critic import Critic, Params, Stats
-from qdhuac.learning.moments import Moments
+from qdhuac.learning.moments import Moments, Returns
 from qdhuac.learning.policy import Layer, Policy
 from qdhuac.learning.probe import Probe
 from qdhuac.learning.replay import Batch, Replay, ReplayState
@@ -41,11 +41,12 @@ class LearnerState(NamedTuple):
     updates: Array  # int32
     probe: Probe | None = None  # only with `learner.probe`
     seen: Moments | None = None  # of observations, only with `normalise_observations`
+    returns: Returns | None = None  # only with `normalise_rewards`
 
 
 @dataclasses.dataclass(frozen=True)
 class TargetFreeLearner:
-    """The learner's shapes and constants. Values inside are in units of reward * reward_scale."""
+    """The learner's shapes and constants. Values inside are in units of reward * `scale`."""
 
     policy: Policy
     critic_config: CriticConfig
@@ -76,9 +77,13 @@ class TargetFreeLearner:
     @property
     def atoms(self) -> Array:
         """The support, scaled like the rewards. [N]"""
-        scale = self.config.reward_scale
         c = self.critic_config
+        scale = 1.0 if self.config.normalise_rewards else self.config.reward_scale
         return categorical.support(c.v_min * scale, c.v_max * scale, c.atoms)
+
+    def scale(self, state: LearnerState) -> float | Array:
+        """What rewards are multiplied by."""
+        return self.config.reward_scale if state.returns is None else moments.reward_scale(state.returns)
 
     @property
     def target_entropy(self) -> float:
@@ -104,6 +109,7 @@ class TargetFreeLearner:
             updates=jnp.int32(0),
             probe=probe.init(critics, stats, self.slots) if self.config.probe else None,
             seen=moments.init(self.policy.obs_size) if self.config.normalise_observations else None,
+            returns=moments.no_returns() if self.config.normalise_rewards else None,
         )
 
     def learn(
@@ -117,13 +123,17 @@ class TargetFreeLearner:
     ) -> tuple[LearnerState, Metrics]:
         """What the learner takes from an evaluation itself, of which the rows `stored` [B, T] are in the buffer."""
         metrics = Metrics({}, {}, {})
+        assert evaluation.transitions is not None
+        if state.returns is not None:
+            returns = moments.add_returns(state.returns, evaluation.transitions, stored, self.config.discount)
+            state = state._replace(returns=returns)
+            metrics = Metrics({"reward_scale": moments.reward_scale(returns)}, {}, {})
         if state.seen is not None:
-            assert evaluation.transitions is not None
             obs = evaluation.transitions.obs
             seen = moments.add(state.seen, obs.reshape(-1, obs.shape[-1]), stored.reshape(-1))
             state = state._replace(seen=seen)
         if state.probe is not None:
-            metrics = probe.compare(self, state, evaluation, told)
+            metrics = metrics | probe.compare(self, state, evaluation, told)
             state = state._replace(probe=probe.remember(state.probe, evaluation, told, self.config.discount))
         return state, metrics
 
@@ -184,13 +194,13 @@ class TargetFreeLearner:
         # T z = r + gamma (1 - d) (z - alpha log pi): an affine map of the support
         discount = self.config.discount * (1.0 - t.terminal)
         entropy_bonus = -jnp.exp(state.log_temperature) * next_log_prob
-        shift = self.config.reward_scale * t.reward + discount * entropy_bonus
+        shift = self.scale(state) * t.reward + discount * entropy_bonus
         compare = self._squared_error if self.scalar else self._cross_entropy
         losses, target, extra = compare(logits, next_logits, shift, discount)
         loss = jnp.sum(jnp.mean(batch.weights * losses, axis=1))
         q = self._mean(logits)  # [critics, B]
         priorities = jnp.mean(jnp.abs(target - q), axis=0)
-        raw = 1.0 / self.config.reward_scale
+        raw = 1.0 / self.scale(state)
         metrics = {
             "critic_loss": loss / len(critics),
             "q_mean": raw * jnp.mean(q),
@@ -282,12 +292,13 @@ class TargetFreeLearner:
         scalar critic starts at the value itself, or in the middle.
         """
         v, atoms = self.critic_config.initial_value, self.atoms
+        scale = 1.0 if self.config.normalise_rewards else self.config.reward_scale
         if self.scalar:
-            start = jnp.mean(atoms) if v != v else v * self.config.reward_scale
+            start = jnp.mean(atoms) if v != v else v * scale
             return params | {"head": params["head"] | {"bias": jnp.full(1, start)}}
         if v != v:
             return params
-        v *= self.config.reward_scale
+        v *= scale
         width = jnp.minimum(0.1 * (atoms[-1] - atoms[0]), 0.6 * jnp.minimum(v - atoms[0], atoms[-1] - v))
         bias = -0.5 * jnp.square((atoms - v) / jnp.maximum(width, atoms[1] - atoms[0]))
         return params | {"head": params["head"] | {"bias": bias}}
