@@ -10,9 +10,9 @@ PACKAGE = Path(__file__).parents[1] / "src" / "qdhuac"
 FLOORS = (
     ("cli",),
     ("api",),
-    ("studies",),
     ("bench", "view", "exchange", "adaptation"),
     ("report",),
+    ("studies",),
     ("training",),
     ("metrics", "store"),
     ("algorithms",),
