@@ -19,8 +19,14 @@ def dominated_novelty(fitness: Array, descriptor: Array, k: int, block: int = BL
     """Mean distance in descriptor space to the k nearest fitter individuals [N].
 
     Of equally fit individuals the earlier counts as fitter, so domination is strict: of several equal best exactly one
-    scores +inf, as nobody dominates it. With fewer than k fitter ones the mean is over those. Whoever has a non-finite
-    fitness or descriptor scores -inf and dominates nobody. Memory is O(N x block).
+    scores +inf, because none dominates it. With fewer than k fitter ones the mean is over those. An individual with a
+    non-finite fitness or descriptor scores -inf and dominates none.
+
+    Args:
+        fitness: [N]
+        descriptor: [N, D]
+        k: neighbours.
+        block: rows of the distance matrix held at once; memory is O(N x block).
     """
     size = len(fitness)
     counted = admissible(fitness, descriptor)
@@ -56,7 +62,16 @@ def dominated_novelty(fitness: Array, descriptor: Array, k: int, block: int = BL
 
 @dataclasses.dataclass(frozen=True)
 class DominatedNoveltyArchive:
-    """Keeps the `capacity` individuals with the highest dominated novelty over `neighbours`."""
+    """Keeps the individuals with the highest dominated novelty (Dominated Novelty Search).
+
+    Args:
+        capacity: the number of slots N.
+        neighbours: how many nearest fitter individuals novelty is averaged over.
+        block: rows of the distance matrix held at once; memory is O(N x block).
+
+    Raises:
+        ValueError: one of them is below 1.
+    """
 
     capacity: int
     neighbours: int = 7
@@ -72,9 +87,13 @@ class DominatedNoveltyArchive:
         return empty(example, self.capacity)
 
     def add(self, state: Individuals, offspring: Individuals) -> tuple[Individuals, Array]:
-        """The best scored of archive and offspring together, and the slots of the offspring among them [B], else -1.
+        """Keep the best scored of archive [N] and offspring [B].
 
-        Who stays keeps its slot; newcomers take the first free slots. Of equal scores the archive's members come first.
+        Members that stay keep their slots; offspring take the first free ones. Of equal scores the archive's members
+        come first.
+
+        Returns:
+            The archive, and the slot that each of the offspring took [B], -1 where it took none.
         """
         fitness = jnp.concatenate([state.fitness, offspring.fitness])
         descriptor = jnp.concatenate([state.descriptor, offspring.descriptor])
@@ -84,7 +103,7 @@ class DominatedNoveltyArchive:
         kept = jnp.zeros(len(score), bool).at[best].set(True)
         survived = kept[self.capacity :]
 
-        # Somebody is evicted only when no slot stays empty, so the newcomers fill every slot that is evicted.
+        # A member is evicted only when no slot stays empty, so the offspring fill every slot that is evicted.
         free = ~kept[: self.capacity] | ~jnp.isfinite(state.fitness)
         (slots,) = jnp.nonzero(free, size=len(survived), fill_value=self.capacity)
         turn = jnp.cumsum(survived) - 1  # the newcomer's place in the queue for free slots

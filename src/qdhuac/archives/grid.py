@@ -28,7 +28,16 @@ class GridArchive:
 
     @classmethod
     def regular(cls, capacity: int, low: Sequence[float], high: Sequence[float]) -> GridArchive:
-        """Equal boxes, as many per dimension as fit into `capacity`."""
+        """A grid of equal boxes, equally many in each dimension and at most `capacity` in all.
+
+        Args:
+            capacity: the most cells.
+            low: lowest descriptor [D].
+            high: highest descriptor [D]; descriptors outside belong to the nearest cell.
+
+        Raises:
+            ValueError: `capacity` is below 1, or a `low` is not below its `high`.
+        """
         lower, upper = _bounds(capacity, low, high)
         resolution = round(capacity ** (1 / len(lower)))
         if resolution ** len(lower) > capacity:  # the root was rounded up
@@ -38,7 +47,10 @@ class GridArchive:
 
     @classmethod
     def cvt(cls, capacity: int, low: Sequence[float], high: Sequence[float], seed: int = 0) -> GridArchive:
-        """`capacity` cells of about equal volume in any number of dimensions."""
+        """`capacity` cells of about equal volume, a centroidal Voronoi tessellation; arguments as for `regular`.
+
+        `seed` decides where the centroids are.
+        """
         lower, upper = _bounds(capacity, low, high)
         return cls(lower, upper, _scaled(unit_centroids(capacity, len(lower), seed), lower, upper))
 
@@ -70,7 +82,8 @@ class GridArchive:
     def add(self, state: Individuals, offspring: Individuals) -> tuple[Individuals, Array]:
         """The best offspring of a cell replaces a strictly less fit occupant; of equals the earlier one wins.
 
-        Also the cell of each offspring that came in [B], -1 for the others.
+        Returns:
+            The archive, and the cell that each of the offspring took [B], -1 where it took none.
         """
         cell = self.cells(offspring.descriptor)
         fitness = jnp.where(admissible(offspring.fitness, offspring.descriptor), offspring.fitness, -jnp.inf)

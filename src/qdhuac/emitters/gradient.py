@@ -21,9 +21,16 @@ AT_ONCE = 32  # parents; each has its own minibatch in the critic, which for tho
 
 @dataclasses.dataclass(frozen=True)
 class GradientChildren(Stateless):
-    """Children of uniformly drawn parents, on minibatches of states that are drawn uniformly, not by priority.
+    """Children of uniformly drawn parents that took Adam steps up a critic.
 
-    `value(learner, obs, action)` [B] is what they climb.
+    Args:
+        value: `value(learner, obs, action)` [B], which a step ascends in the mean over a minibatch.
+        policy: the network of the genotypes.
+        replay: the buffer from which states are drawn uniformly, not by priority.
+        batch_size: states per step.
+        steps: steps per child.
+        learning_rate: of Adam, which starts anew for each child.
+        name: the operator's name in metrics.
     """
 
     value: Callable[[Any, Array, Array], Array]

@@ -14,7 +14,14 @@ from qdhuac.types import Array, Genotype
 
 @dataclasses.dataclass(frozen=True)
 class IsoLine(Stateless):
-    """Children of random pairs of the archive; with a `tournament`, of pairs that each won one of so many."""
+    """Iso+Line variation: noise, and a step along the line between two parents of the archive.
+
+    Args:
+        sigma_iso: standard deviation of the noise.
+        sigma_line: standard deviation of the step, as a share of the distance between the parents.
+        tournament: each parent is the fittest of so many drawn uniformly; 1 is uniform.
+        name: the operator's name in metrics.
+    """
 
     sigma_iso: float = 0.005
     sigma_line: float = 0.1

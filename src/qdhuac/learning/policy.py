@@ -53,7 +53,13 @@ product.defvjp(lambda x, kernel: (x @ kernel, (x, kernel)), _product_backward)
 
 @dataclasses.dataclass(frozen=True)
 class Policy:
-    """The shape of a policy network; its parameters live outside."""
+    """A policy network, ReLU between layers and tanh at the end; its parameters are the genotype.
+
+    Args:
+        obs_size: numbers of an observation.
+        action_size: numbers of an action.
+        hidden: widths of the hidden layers.
+    """
 
     obs_size: int
     action_size: int
@@ -82,7 +88,7 @@ class Policy:
         return dense(params[f"Dense_{len(self.hidden)}"], features)
 
     def act(self, params: Genotype, obs: Array) -> Array:
-        """The deterministic action in (-1, 1). [..., action_size]"""
+        """The deterministic action [..., action_size] in (-1, 1) for observations [..., obs_size]."""
         return jnp.tanh(self.mean(params, self.features(params, obs)))
 
     def sample(self, params: Genotype, head: Layer, obs: Array, noise: Array) -> tuple[Array, Array]:

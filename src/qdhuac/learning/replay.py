@@ -36,7 +36,16 @@ class Batch(NamedTuple):
 
 @dataclasses.dataclass(frozen=True)
 class Replay:
-    """The shape of the buffer and how it is sampled; `exponent=0` is uniform and keeps no tree."""
+    """A ring of transitions with prioritised sampling; its state is a `ReplayState`.
+
+    Args:
+        capacity: transitions kept.
+        obs_size: numbers of an observation.
+        action_size: numbers of an action.
+        exponent: sampling probability ~ priority ** exponent; 0 is uniform and keeps no tree.
+        beta: importance weights (N p) ** -beta; 0 is none.
+        contacts: numbers of foot contacts per transition, which only some algorithms store.
+    """
 
     capacity: int
     obs_size: int
@@ -80,7 +89,7 @@ class Replay:
         )
 
     def add(self, state: ReplayState, transitions: Transition, valid: Array) -> ReplayState:
-        """Append the valid ones of `transitions` [n, ...], in order; the oldest rows make room."""
+        """Append the valid [n] ones of `transitions` (leaves [n, ...]) in order; the oldest rows are overwritten."""
         rows = self.pack(transitions)
         order = jnp.cumsum(valid) - 1
         count = order[-1] + 1

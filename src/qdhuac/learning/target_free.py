@@ -46,7 +46,16 @@ class LearnerState(NamedTuple):
 
 @dataclasses.dataclass(frozen=True)
 class TargetFreeLearner:
-    """The learner's shapes and constants. Values inside are in units of reward * `scale`."""
+    """QDHUAC's learner: a distributional critic without target networks, and a tanh-Gaussian actor.
+
+    Values inside are in units of reward * `scale`.
+
+    Args:
+        policy: the actor's network.
+        critic_config: section `critic` of a configuration.
+        config: section `learner` of a configuration.
+        slots: slots of the archive whose returns a probe keeps.
+    """
 
     policy: Policy
     critic_config: CriticConfig

@@ -37,7 +37,15 @@ class TD3State(NamedTuple):
 
 @dataclasses.dataclass(frozen=True)
 class TD3Learner:
-    """The learner's shapes and constants. Values inside are in units of reward * reward_scale."""
+    """TD3: two plain critics with target networks, and a deterministic actor.
+
+    Values inside are in units of reward * reward_scale.
+
+    Args:
+        policy: the actor's network.
+        critic_config: section `critic` of a configuration.
+        config: section `learner` of a configuration.
+    """
 
     policy: Policy
     critic_config: MLPCriticConfig
@@ -137,7 +145,7 @@ class TD3Learner:
         return loss, (priorities, metrics)
 
     def q(self, critics: tuple[Params, ...], obs: Array, action: Array) -> Array:
-        """What each critic says, in scaled units. [critics, B]"""
+        """The value that each critic predicts, in scaled units. [critics, B]"""
         x = jnp.concatenate([obs, action], axis=-1)
         return jnp.stack([self.critic.mean(p, self.critic.features(p, x))[..., 0] for p in critics])
 
