@@ -18,7 +18,7 @@ BASELINES = ("pga_me", "qd_pg", "dcrl_me")
 )
 def test_toml_round_trip(algorithm, preset):
     before = specs.make(
-        algorithm, preset, {"policy.hidden": [7, 8], "run.seed": 3, "emitter.sigma_iso": 0.123456789012}
+        algorithm, preset, {"policy.hidden": [7, 8], "run.seed": 3, "run.checkpoint_minutes": 0.123456789012}
     )
     after = specs.from_toml(config.to_toml(before))
     # Compared as text, because nan (the task's own support) is not equal to itself.
