@@ -1,32 +1,69 @@
 """Fixtures of all tests."""
 
 import os
+import shutil
+import tempfile
 
+# Before JAX starts, for this process, pytest's workers and all their children: a CPU that is four devices, and one
+# cache of compiled programs, since most trainers compile the same toys.
 os.environ.setdefault("JAX_PLATFORMS", "cpu")
+os.environ.setdefault("QDHUAC_TESTS", os.environ.get("JAX_COMPILATION_CACHE_DIR") or f"{tempfile.gettempdir()}/qdhuac-tests-{os.getpid()}")
+os.environ.update(
+    XLA_FLAGS="--xla_force_host_platform_device_count=4",
+    QDHUAC_CACHE=os.environ["QDHUAC_TESTS"],
+    JAX_COMPILATION_CACHE_DIR=os.environ["QDHUAC_TESTS"],
+    JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES="-1",
+    JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS="0.1",
+)
 
 from pathlib import Path
 
 import jax
 import pytest
+from runs import OneRun
 from toys import ToyLearner, ToyTask, toy_algorithm, toy_config
 
 from qdhuac import cli
 from qdhuac.store.run_folder import RunDir
-from qdhuac.training.loop import Runner
+
+CACHE = os.environ["QDHUAC_TESTS"]
+# Longest first, so that no worker is left with a long file at the end.
+SLOW = (
+    "resilience/test_short.py",
+    "training/test_platforms.py",
+    "studies/test_cluster.py",
+    "algorithms/test_baselines.py",
+    "training/test_devices.py",
+    "test_golden.py",
+    "learning/",
+    "tasks/",
+)
 
 
-@pytest.fixture(scope="session", autouse=True)
-def compile_each_program_once(tmp_path_factory):
-    """Every runner jits anew, mostly the same toys: a cache on disk saves minutes."""
-    folder = os.environ.get("JAX_COMPILATION_CACHE_DIR") or str(tmp_path_factory.mktemp("jax"))
-    jax.config.update("jax_compilation_cache_dir", folder)
-    jax.config.update("jax_persistent_cache_min_entry_size_bytes", -1)
-    jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.1)
+def pytest_collection_modifyitems(items):
+    """Slow files first."""
+
+    def rank(item):
+        path = str(item.path)
+        return next((i for i, name in enumerate(SLOW) if name in path), len(SLOW))
+
+    items.sort(key=rank)
+
+
+def pytest_unconfigure():
+    """The process that began takes the cache away."""
+    if CACHE.endswith(f"-{os.getpid()}"):
+        shutil.rmtree(CACHE, ignore_errors=True)
 
 
 @pytest.fixture(scope="module", autouse=True)
-def forget_what_a_file_compiled():
-    """JAX keeps programs, each in many memory maps; a process that needs more than 65 530 of them crashes."""
+def one_file():
+    """Cache small programs too, whatever a test has set; and forget those of this file when it ends.
+
+    JAX keeps programs, each in many memory maps; a process that needs more than 65 530 of them crashes.
+    """
+    jax.config.update("jax_compilation_cache_dir", CACHE)
+    jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.1)
     yield
     maps = Path("/proc/self/maps")  # Linux alone has it
     assert not maps.exists() or maps.read_bytes().count(b"\n") < 50_000, "this file compiles too much for one process"
@@ -50,7 +87,7 @@ def refused(capsys):
 
 @pytest.fixture
 def make_runner(tmp_path):
-    """A runner over toys in a new folder, or (`again`) in a folder that is there already."""
+    """The trainer of one run over toys in a new folder, or (`again`) in a folder that is there already."""
 
     def make(
         name="run", *, learning=False, again=False, task=None, algorithm=None, progress=None, stop=None, **overrides
@@ -62,7 +99,7 @@ def make_runner(tmp_path):
         else:
             folder = RunDir.create(tmp_path / name, settings)
         algorithm = algorithm or toy_algorithm(ToyLearner if learning else None)
-        runner = Runner(settings, task or ToyTask(), algorithm, folder, progress, stop)
+        runner = OneRun(settings, task or ToyTask(), algorithm, folder, progress, stop)
         runner.restore() if again else runner.start()
         return runner
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import os
 import signal
@@ -9,7 +10,9 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from qdhuac import config, presets
+from qdhuac import config
+from qdhuac.algorithms import specs
+from qdhuac.algorithms.specs import AlgorithmSpec
 from qdhuac.config import Config
 from qdhuac.errors import UserError
 from qdhuac.report.run_page import write_report
@@ -18,6 +21,7 @@ from qdhuac.store.run import Run, load_run
 from qdhuac.store.run_folder import RunDir
 from qdhuac.tasks.checks import Watched
 from qdhuac.training import launch, loggers
+from qdhuac.training.loggers import Logger
 from qdhuac.types import Task
 
 
@@ -25,41 +29,43 @@ def train(
     task: Task,
     run_dir: str | os.PathLike[str],
     *,
-    algorithm: str = "qdhuac",
+    algorithm: str | AlgorithmSpec = "qdhuac",
     preset: str = "laptop",
     settings: Mapping[str, Any] | None = None,
-    log: str | None = None,
+    log: str | Logger | None = None,
 ) -> Run:
     """Train on a task of your own and write the report.
 
     Args:
         task: how a policy is evaluated; see `qdhuac.tasks.Task`.
         run_dir: a folder that does not exist yet.
-        algorithm: one of `qdhuac.algorithms.ALGORITHMS`, or `package.module:NAME` of one of your own.
+        algorithm: one of `qdhuac.algorithms.ALGORITHMS`, or `package.module:NAME` of one of your own, or its
+            `AlgorithmSpec`.
         preset: one of the algorithm's presets.
         settings: values of configuration keys, such as `{"run.env_steps": 50_000}`.
-        log: "tensorboard" or "wandb": metrics go there as well.
+        log: "tensorboard", "wandb", or any object with `generation(line)` and `close()`: metrics go there as well.
 
     Returns:
-        The run, as `qdhuac.load` reads it.
+        The run, as `qdhuac.load` reads it. It has reached its goal.
 
     Raises:
         UserError: an option or a result of the task is not what it must be; nothing has been trained.
         RunFailed: the run cannot continue, such as when the disk is full; what was trained is saved.
-        KeyboardInterrupt: Ctrl-C; the run is saved first.
+        KeyboardInterrupt: Ctrl-C; the run is saved first. A loop around this call ends too.
         SystemExit: SIGTERM or a closed terminal; the run is saved first.
     """
     loggers.check(log)
+    spec = specs.algorithm(algorithm)
     fixed: dict[str, Any] = {"task.name": config.OWN, "task.episode_length": task.episode_length}
-    if hasattr(task, "after_termination"):
-        fixed["task.after_termination"] = task.after_termination
-    if hidden := getattr(getattr(task, "policy", None), "hidden", None):
-        fixed["policy.hidden"] = list(hidden)
-    for key in fixed.keys() & (settings or {}).keys():
-        raise UserError(f"settings: {key} is decided by the task, which has {fixed[key]!r}")
-    made = presets.make(algorithm, preset, {**(settings or {}), **fixed})
     with Watched(task) as watched:
-        code = launch.train(made, Path(run_dir), task=watched, log=log)
+        if watched.after_termination is not None:
+            fixed["task.after_termination"] = watched.after_termination
+        if watched.policy is not None:
+            fixed["policy.hidden"] = list(watched.policy.hidden)
+        for key in fixed.keys() & (settings or {}).keys():
+            raise UserError(f"settings: {key} is decided by the task, which has {fixed[key]!r}")
+        made = specs.make(spec, preset, {**(settings or {}), **fixed})
+        code = launch.train(made, Path(run_dir), task=watched, log=log, algorithm=spec)
     return _unless_stopped(code, run_dir)
 
 
@@ -67,20 +73,25 @@ def resume(
     task: Task,
     run_dir: str | os.PathLike[str],
     settings: Mapping[str, Any] | None = None,
-    log: str | None = None,
+    *,
+    algorithm: str | AlgorithmSpec | None = None,
+    log: str | Logger | None = None,
 ) -> Run:
     """Continue a run of `train`, also beyond its first goal. Raises what `train` raises.
 
     Args:
         task: the task that the run was started with.
         run_dir: the folder of the run.
-        settings: keys of section `run` that change, such as `{"run.env_steps": 100_000}`.
+        settings: keys of section `run` that change, such as `{"run.env_steps": 100_000}`. An archive of your own is
+            given again as `archive.kind`: a name that is stored in a file is never imported.
+        algorithm: given again if it is one of your own, for the same reason.
         log: as for `train`.
 
     Returns:
         The run, as `qdhuac.load` reads it.
     """
     loggers.check(log)
+    spec = None if algorithm is None else specs.algorithm(algorithm)
 
     def check(folder: RunDir, made: Config) -> None:
         if made.task.name != config.OWN:
@@ -88,15 +99,15 @@ def resume(
         if made.task.episode_length != task.episode_length:
             was, now = made.task.episode_length, task.episode_length
             raise UserError(f"task.episode_length: the run has {was}, the task has {now}")
-        _check_spaces(folder, task)
+        _check_spaces(folder, watched)
 
     with Watched(task) as watched:
-        code = launch.resume(Path(run_dir), dict(settings or {}), check=check, task=watched, log=log)
+        code = launch.resume(Path(run_dir), settings or {}, check=check, task=watched, log=log, algorithm=spec)
     return _unless_stopped(code, run_dir)
 
 
 def _unless_stopped(code: int, run_dir: str | os.PathLike[str]) -> Run:
-    """The run; one that was stopped has been saved, and stops its caller too, who may be in the middle of a loop."""
+    """The run and its report. One that was stopped stops its caller too, who may be in the middle of a loop."""
     if code == 128 + signal.SIGINT:
         raise KeyboardInterrupt(f"{os.fspath(run_dir)} is saved")
     if code:
@@ -106,16 +117,16 @@ def _unless_stopped(code: int, run_dir: str | os.PathLike[str]) -> Run:
     return run
 
 
-def _check_spaces(folder: RunDir, task: Any) -> None:
+def _check_spaces(folder: RunDir, task: Watched) -> None:
     """Refuse a task whose observations, actions or descriptors are not those that the run began with."""
     try:
         metadata = repertoire.find(folder)[1]
     except UserError:  # nothing has been saved yet
         return
     now = {
-        **{name: getattr(task.policy, name, None) for name in ("obs_size", "action_size", "hidden")},
+        **({} if task.policy is None else dataclasses.asdict(task.policy)),
         "descriptor_bounds": task.descriptor_bounds,
-        "action_bounds": getattr(task, "action_bounds", None),
+        "action_bounds": task.action_bounds,
     }
     trained = {**metadata, **(metadata.get("policy") or {})}
     for name, value in now.items():

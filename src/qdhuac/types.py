@@ -110,13 +110,17 @@ class Archive(Protocol):
 class Task(Protocol):
     """How a policy fares. `evaluate` is called with a batch and decides itself how to be fast.
 
-    A task may say `takes_runs = True`: then `key` may also be the keys of several runs, whose genotypes follow one
-    another, equally many of each.
+    A class that inherits from `Task` has the attributes with a value here without naming them.
     """
 
     descriptor_bounds: tuple[tuple[float, ...], tuple[float, ...]]  # lowest and highest, one entry per dimension
     reward_offset: float  # added per step of an episode, so that QD scores are positive
     episode_length: int
+    policy: Any = None  # the `Policy` whose parameters genotypes are; None: genotypes are something else
+    action_bounds: Any = None  # lowest and highest action; None: -1 and 1
+    after_termination: Any = None  # "reset" or "stop", see the configuration key of that name
+    # `key` may also be the keys of several runs, whose genotypes follow one another, equally many of each.
+    takes_runs: bool = False
 
     def evaluate(self, genotypes: Genotype, key: Array, exploration: Exploration | None = None) -> Evaluation:
         """One evaluation of each genotype."""
@@ -132,6 +136,10 @@ class Algorithm(Protocol):
     @property
     def updates_per_step(self) -> float:
         """Learner updates that each environment step asks for; 0 without a learner."""
+
+    @property
+    def value_range(self) -> tuple[float, float]:
+        """Lowest and highest discounted return to expect, for warnings; nan where nobody knows."""
 
     def init(self, key: Array) -> Any:
         """The state of generation 0."""

@@ -10,14 +10,14 @@ import jax.numpy as jnp
 import numpy as np
 
 from qdhuac.learning.policy import Policy
-from qdhuac.types import Evaluation, Transition
+from qdhuac.types import Evaluation, Task, Transition
 
 STEPS = 8
 POLICY = Policy(2, 1, (16, 16))
 
 
 @dataclasses.dataclass(frozen=True)
-class ReachTask:
+class ReachTask(Task):
     """A point on a line moved by its action; reward is highest at +1; the descriptor is where it ends."""
 
     policy: Policy = POLICY
@@ -28,7 +28,7 @@ class ReachTask:
     reward_offset: float = 3.0
     episode_length: int = STEPS
     contacts: bool = False  # every row says whether it is above 0.5
-    takes_runs = True
+    takes_runs: bool = True
 
     @functools.partial(jax.jit, static_argnums=0)
     def evaluate(self, genotypes, key, exploration=None):

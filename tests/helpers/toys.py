@@ -8,11 +8,11 @@ import jax.numpy as jnp
 from qdhuac import presets
 from qdhuac.algorithms.evolution import evolution
 from qdhuac.archives.dns import DominatedNoveltyArchive
-from qdhuac.types import Evaluation, Metrics
+from qdhuac.types import Evaluation, Metrics, Task
 
 
 @dataclasses.dataclass
-class ToyTask:
+class ToyTask(Task):
     """Fitness is best at the origin; the descriptor is the first two numbers; `poison` makes a result not finite."""
 
     poison: str | None = None

@@ -8,70 +8,64 @@ import signal
 import socket
 import subprocess
 import sys
+import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
 
 import jax
+import on_devices
 import pytest
-from same_run import assert_same_run
+from runs import assert_same_run
 
-from qdhuac import cli, presets
+from qdhuac import cli
+from qdhuac.algorithms import specs
 from qdhuac.errors import UserError
 from qdhuac.store.run_folder import RunDir
-from qdhuac.training import distributed as roll_call
+from qdhuac.training import distributed, launch
+from qdhuac.training.build import build_algorithm
+from qdhuac.training.launch import Process
+from qdhuac.training.loop import Trainer
 from qdhuac.training.signals import Stop
 
-PROGRAM = Path(__file__).parents[1] / "helpers" / "on_devices.py"
 GENERATIONS = 3
 
 
-@pytest.fixture(scope="session")
-def environment(tmp_path_factory):
-    """Programs are compiled once, not once per process."""
-    return {**os.environ, "QDHUAC_CACHE": str(tmp_path_factory.mktemp("jax"))}
-
-
-def start(environment, command, folder, algorithm, devices, generations, *process):
-    local = devices // 2 if process else devices
-    flags = {"XLA_FLAGS": f"--xla_force_host_platform_device_count={local}", "JAX_PLATFORMS": "cpu"}
-    words = [sys.executable, PROGRAM, command, folder, algorithm, devices, generations, *process]
-    words = [str(word) for word in words]
-    return subprocess.Popen(
-        words, env={**environment, **flags}, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
-    )
-
-
-def finish(process, code=0):
-    said, _ = process.communicate(timeout=600)
-    assert process.returncode == code, said
-    return said
+def run(folder, algorithm, devices, generations=GENERATIONS, again=False):
+    """A run in this process, whose CPU is four devices; returns the shape of one device's part of the replay buffer."""
+    config = on_devices.configuration(algorithm, devices, generations)
+    task = on_devices.LineTask(contacts=algorithm == "qd_pg")
+    with RunDir.open(folder) if again else RunDir.create(folder, config) as place, distributed.use(devices):
+        trainer = Trainer([(config, place)], task, build_algorithm(config, task))
+        trainer.restore() if again else trainer.start()
+        assert trainer.run()
+        rows = trainer.state.algorithm.replay.rows
+    return rows.sharding.shard_shape(rows.shape)
 
 
 @pytest.fixture(scope="module")
-def alone(tmp_path_factory, environment):
+def alone(tmp_path_factory):
     """The run of an algorithm on one device, made when it is first asked for."""
     folder = tmp_path_factory.mktemp("alone")
 
     def made(algorithm):
         if not (folder / algorithm).exists():
-            finish(start(environment, "train", folder / algorithm, algorithm, 1, GENERATIONS))
+            run(folder / algorithm, algorithm, 1)
         return folder / algorithm
 
     return made
 
 
-@pytest.mark.parametrize(("algorithm", "devices"), [("qdhuac", 2), ("qdhuac", 4), ("qd_pg", 2)])
-def test_several_devices(tmp_path, environment, alone, algorithm, devices):
-    said = finish(start(environment, "train", tmp_path / "run", algorithm, devices, GENERATIONS))
+@pytest.mark.parametrize(("algorithm", "devices"), [("qdhuac", 2), ("qd_pg", 2)])
+def test_several_devices(tmp_path, alone, algorithm, devices):
+    shape = run(tmp_path / "run", algorithm, devices)
     assert_same_run(tmp_path / "run", alone(algorithm))
     assert {line["devices"] for line in RunDir.open(tmp_path / "run").read_metrics()} == {devices}
-    assert f"rows of one device: {presets.make(algorithm, 'smoke').replay.capacity // devices}\n" in said
+    assert shape[0] == specs.make(algorithm, "smoke").settings.replay.capacity // devices
 
 
-def test_a_run_goes_on_with_another_number_of_devices(tmp_path, environment, alone):
-    finish(start(environment, "train", tmp_path / "run", "qdhuac", 2, 1))
-    finish(start(environment, "resume", tmp_path / "run", "qdhuac", 4, GENERATIONS))
+def test_a_run_goes_on_with_another_number_of_devices(tmp_path, alone):
+    run(tmp_path / "run", "qdhuac", 2, generations=1)
+    assert run(tmp_path / "run", "qdhuac", 4, again=True)[0] == 500
     assert_same_run(tmp_path / "run", alone("qdhuac"))
     assert [line["devices"] for line in RunDir.open(tmp_path / "run").read_metrics()] == [2, 4, 4]
 
@@ -84,29 +78,49 @@ def addresses():
     return [f"{rank}/2@127.0.0.1:{port}" for rank in range(2)]
 
 
-def test_two_processes(tmp_path, environment, alone):
-    both = [start(environment, "train", tmp_path / "run", "qdhuac", 4, GENERATIONS, a) for a in addresses()]
-    said = [finish(process) for process in both]
-    assert_same_run(tmp_path / "run", alone("qdhuac"))
-    assert "generation" in said[0]
-    assert "generation" not in said[1]  # it leaves talking and writing to the first
+def start(command, folder, generations):
+    """Two processes with a device each."""
+    environment = {**os.environ, "XLA_FLAGS": "--xla_force_host_platform_device_count=1"}
+    both = []
+    for process in addresses():
+        words = [sys.executable, on_devices.__file__, command, folder, "qdhuac", 2, generations, process]
+        both.append(
+            subprocess.Popen(
+                [str(word) for word in words],
+                env=environment,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.STDOUT,
+                text=True,
+            )
+        )
+    return both
+
+
+def finish(process, code=0):
+    said, _ = process.communicate(timeout=600)
+    assert process.returncode == code, said
+    return said
+
+
+def test_two_processes_train_and_a_signal_to_one_of_them_stops_and_saves_both(tmp_path, alone):
+    folder = tmp_path / "run"
+    said = [finish(process) for process in start("train", folder, GENERATIONS)]
+    assert_same_run(folder, alone("qdhuac"))
+    assert "run folder:" in said[0]
+    assert "generation" not in said[1]  # the first one alone talks and writes
     assert [path.name for path in tmp_path.iterdir()] == ["run"]
 
-
-def test_a_signal_to_one_of_two_processes_stops_and_saves_both(tmp_path, environment):
-    folder = tmp_path / "run"
-    both = [start(environment, "train", folder, "qdhuac", 2, 10**6, a) for a in addresses()]
-    while not (folder / "metrics.jsonl").exists() or len(RunDir.open(folder).read_metrics()) < 2:
+    both = start("resume", folder, 10**6)
+    while len(RunDir.open(folder).read_metrics()) < GENERATIONS + 2:
         assert both[0].poll() is None, both[0].communicate()[0]
         time.sleep(0.1)
     both[1].send_signal(signal.SIGTERM)
     finish(both[1], 143)
     assert "saved; resume with" in finish(both[0], 143)
-    done = len(RunDir.open(folder).read_metrics())
-    rest = [start(environment, "resume", folder, "qdhuac", 2, done + 1, a) for a in addresses()]
-    for process in rest:
-        finish(process)
-    assert [line["generation"] for line in RunDir.open(folder).read_metrics()] == list(range(1, done + 2))
+    found = [line["generation"] for line in RunDir.open(folder).read_metrics()]
+    assert found == list(range(1, len(found) + 1))
+    with RunDir.open(folder) as stopped:
+        assert launch.checkpoint.newest(stopped.checkpoints).record["counters"]["generation"] == len(found)
 
 
 def test_a_signal_to_another_process_is_not_the_first_of_two():
@@ -118,65 +132,78 @@ def test_a_signal_to_another_process_is_not_the_first_of_two():
     assert stop.exit_code == 130
 
 
-def test_a_signal_that_comes_while_the_processes_agree_is_for_the_next_time(make_runner, monkeypatch):
-    one = make_runner()
+def test_a_signal_that_comes_while_the_processes_agree_is_for_the_next_time(monkeypatch):
+    stop = Stop()
 
     def agreed(number):
-        one.stop.signal = signal.SIGTERM  # it reaches us after we have said that there is none
+        stop.signal = signal.SIGTERM  # it reaches us after we have said that there is none
         return number
 
     monkeypatch.setattr(jax, "process_count", lambda: 2)
-    monkeypatch.setattr("qdhuac.sharding.agreed", agreed)
-    assert [one.stopped, one.stopped] == [False, True]
+    monkeypatch.setattr(distributed, "agreed", agreed)
+    assert [distributed.stopped(stop), distributed.stopped(stop)] == [False, True]
 
 
-def test_processes_that_were_told_different_things(tmp_path, environment):
-    both = [start(environment, "train", tmp_path / "run", "qdhuac", 2, n, a) for n, a in enumerate(addresses(), 2)]
-    for process in both:
-        assert "process 1 has another configuration than process 0" in finish(process, 2)
-    assert not list(tmp_path.iterdir())
+def process(rank, of=2, port=None):
+    if port is None:
+        port = addresses()[0].rpartition(":")[2]
+    return Process(rank, of, f"127.0.0.1:{port}")
+
+
+def test_processes_that_were_given_different_options():
+    first = process(0)
+    with ThreadPoolExecutor() as threads:
+        listening = threads.submit(distributed.meet, first, {"version": "1", "configuration": "a"})
+        for calling in (listening, threads.submit(distributed.meet, first._replace(rank=1), {"version": "1"})):
+            with pytest.raises(UserError, match="process 1 has another configuration than process 0"):
+                calling.result()
+
+
+def test_what_must_agree(tmp_path):
+    one, other = (on_devices.configuration("qdhuac", 2, n) for n in (2, 3))
+    with RunDir.create(tmp_path / "run", one) as folder:
+        has = [launch._what_must_agree(process(rank), c, folder) for rank, c in ((0, one), (1, one), (0, other))]
+    assert has[0] == has[1]
+    assert {name for name in has[0] if has[0][name] != has[2][name]} == {"configuration"}
 
 
 @pytest.mark.parametrize(
-    ("meet", "text"),
-    [
-        (lambda address: roll_call.call(address, 1, {}), "no process 0 at 127.0.0.1"),
-        (lambda address: roll_call.answer(address, 3, {}), "1 of 3 processes came to 127.0.0.1"),
-    ],
+    ("rank", "of", "text"),
+    [(1, 2, "no process 0 at 127.0.0.1"), (0, 3, "1 of 3 processes came to 127.0.0.1")],
 )
-def test_nobody_comes(monkeypatch, meet, text):
-    monkeypatch.setattr(roll_call, "PATIENCE", 0.5)
+def test_nobody_comes(monkeypatch, rank, of, text):
+    monkeypatch.setattr(distributed, "MEETING_SECONDS", 0.5)
     with pytest.raises(UserError, match=text):
-        meet(addresses()[0].partition("@")[2])
+        distributed.meet(process(rank, of), {})
 
 
 def test_an_address_that_is_taken():
     with socket.create_server(("", 0)) as taken, pytest.raises(UserError, match="cannot be listened to"):
-        roll_call.answer(f"127.0.0.1:{taken.getsockname()[1]}", 2, {})
+        distributed.meet(process(0, port=taken.getsockname()[1]), {})
 
 
 def test_a_strangers_call_is_ignored(monkeypatch):
-    monkeypatch.setattr(roll_call, "SPEECH", 0.2)
-    address = addresses()[0].partition("@")[2]
+    monkeypatch.setattr(distributed, "GREETING_SECONDS", 0.2)
+    leader = process(0)
     with ThreadPoolExecutor() as threads, contextlib.ExitStack() as stack:
-        first = threads.submit(roll_call.answer, address, 2, {"version": "1"})
+        first = threads.submit(distributed.meet, leader, {"version": "1"})
         for text in (b"GET / HTTP/1.1\r\n\r\n", b'{"rank": []}\n', b"\xff\n", b""):
             while True:
                 try:
-                    stranger = socket.create_connection(("127.0.0.1", int(address.rpartition(":")[2])))
+                    stranger = socket.create_connection(("127.0.0.1", int(leader.address.rpartition(":")[2])))
                     break
                 except ConnectionRefusedError:
                     time.sleep(0.05)
             stack.enter_context(stranger).sendall(text)  # and stays
-        assert roll_call.call(address, 1, {"version": "1"})
+        assert distributed.meet(leader._replace(rank=1), {"version": "1"})
         assert first.result()
 
 
 @pytest.mark.parametrize("says", [b"SSH-2.0-OpenSSH_8.9\r\n", b"\xff\xff\n", b"\n", b"[]\n", b""])
 def test_somebody_else_at_the_address(monkeypatch, says):
-    monkeypatch.setattr(roll_call, "PATIENCE", 0.5)
+    monkeypatch.setattr(distributed, "MEETING_SECONDS", 0.5)
     with socket.create_server(("", 0)) as other, ThreadPoolExecutor() as threads:
-        call = threads.submit(roll_call.call, f"127.0.0.1:{other.getsockname()[1]}", 1, {})
+        call = threads.submit(distributed.meet, process(1, port=other.getsockname()[1]), {})
         other.settimeout(0.1)
         while not call.done():
             with contextlib.suppress(TimeoutError), other.accept()[0] as caller:
@@ -185,20 +212,32 @@ def test_somebody_else_at_the_address(monkeypatch, says):
             call.result()
 
 
-def test_ctrl_c_while_nobody_comes(tmp_path, environment):
-    alone = start(environment, "train", tmp_path / "run", "qdhuac", 2, 1, addresses()[0])
-    while not (tmp_path / "run").exists():
-        time.sleep(0.05)
-    time.sleep(2)
-    alone.send_signal(signal.SIGINT)
-    finish(alone, 130)
+def test_ctrl_c_while_nobody_comes(tmp_path):
+    first = process(0)
+
+    def interrupt():
+        """Once the process listens; a stranger's call does not disturb it."""
+        for _ in range(600):
+            with contextlib.suppress(OSError):
+                socket.create_connection(("127.0.0.1", int(first.address.rpartition(":")[2]))).close()
+                os.kill(os.getpid(), signal.SIGINT)
+                return
+            time.sleep(0.05)
+
+    threading.Thread(target=interrupt).start()
+    config = on_devices.configuration("qdhuac", 2, 1)
+    ended = launch.train(config, tmp_path / "run", task=on_devices.LineTask(), process=first)
+    assert ended == launch.Ended(130, ())
     assert not list(tmp_path.iterdir())
+
+
+EIGHTS = ["--set", "learner.batch_size=16", "replay.capacity=2000", "emitter.batch_size=8"]
 
 
 def test_more_devices_than_there_are(tmp_path, monkeypatch, toys, capsys):
     monkeypatch.chdir(tmp_path)
-    assert cli.main(["train", "--preset", "smoke", "--devices", "2", "--run-dir", "new"]) == 2
-    assert "run.devices=2: this machine has 1 (cpu)" in capsys.readouterr().err
+    assert cli.main(["train", "--preset", "smoke", "--devices", "8", "--run-dir", "new", *EIGHTS]) == 2
+    assert "run.devices=8: this machine has 4 (cpu)" in capsys.readouterr().err
     assert not list(tmp_path.iterdir())
 
 
@@ -211,9 +250,9 @@ def test_more_devices_than_there_are(tmp_path, monkeypatch, toys, capsys):
     ],
 )
 def test_sizes_that_devices_do_not_divide(changes, text):
-    presets.make("qdhuac", "smoke", changes)
+    specs.make("qdhuac", "smoke", changes)
     with pytest.raises(UserError, match=f"{text}: run.devices=2 do not divide it"):
-        presets.make("qdhuac", "smoke", changes | {"run.devices": 2})
+        specs.make("qdhuac", "smoke", changes | {"run.devices": 2})
 
 
 @pytest.mark.parametrize("where", ["a", "a b:1", "a:1\n", "a:0", "a:65536", "a..b:1"])

@@ -1,4 +1,4 @@
-"""The host loop: what it writes down, and that a stop changes nothing."""
+"""The training loop: what it writes, and that a stop changes nothing."""
 
 import itertools
 import json
@@ -12,43 +12,20 @@ import sys
 import jax
 import numpy as np
 import pytest
+from runs import Notes, StopAt, lines, same_state
 from toys import ToyLearner, ToyTask, toy_algorithm
 
 from qdhuac.errors import RunFailed, UserError
 from qdhuac.store import checkpoint
-from qdhuac.store.arrays import flatten
 from qdhuac.store.run_folder import RunDir
 from qdhuac.training.display import Silent
 from qdhuac.training.signals import Stop
 
 
-def lines(runner):
-    """The metrics without what depends on the clock."""
-    rows = [json.loads(line) for line in (runner.folder.path / "metrics.jsonl").read_text().splitlines()]
-    return [{k: v for k, v in row.items() if k not in ("wall_s", "crc") and not k.startswith("time_")} for row in rows]
-
-
-def same_state(a, b):
-    a, b = flatten(a), flatten(b)
-    return a.keys() == b.keys() and all(a[k].tobytes() == b[k].tobytes() for k in a)
-
-
-class StopAt(Silent):
-    """Asks for a stop when a phase has come so far for the nth time."""
-
-    def __init__(self, stop, phase, nth, done=0):
-        self.stop, self.at, self.left = stop, (phase, done), nth
-
-    def phase(self, name, done=0, total=0):
-        self.left -= (name, done) == self.at
-        if self.left == 0 and not self.stop:
-            self.stop.request(signal.SIGTERM)
-
-
 def test_the_line_of_a_generation(make_runner):
     runner = make_runner(learning=True)
     assert runner.run()
-    rows = lines(runner)
+    rows = lines(runner.folder.path)
     assert [row["generation"] for row in rows] == [1, 2, 3, 4, 5, 6]
     assert [row["env_steps"] for row in rows] == [60, 120, 180, 240, 300, 360]
     assert [row["gradient_updates"] for row in rows] == [30, 60, 90, 120, 150, 180]
@@ -73,14 +50,12 @@ def test_the_line_of_a_generation(make_runner):
 
 
 def test_learner_metrics_are_means_over_all_updates(make_runner):
-    whole = lines_of(make_runner("a", learning=True, run__chunk=1000))
-    parts = lines_of(make_runner("b", learning=True, run__chunk=7))
-    assert [r["critic_loss"] for r in parts] == pytest.approx([r["critic_loss"] for r in whole], rel=1e-5)
-
-
-def lines_of(runner):
-    runner.run()
-    return lines(runner)
+    losses = []
+    for name, chunk in (("a", 1000), ("b", 7)):
+        runner = make_runner(name, learning=True, run__chunk=chunk)
+        assert runner.run()
+        losses.append([line["critic_loss"] for line in lines(runner.folder.path)])
+    assert losses[1] == pytest.approx(losses[0], rel=1e-5)
 
 
 @pytest.mark.parametrize(
@@ -95,11 +70,11 @@ def test_stopped_and_resumed_equals_uninterrupted(make_runner, learning, phase, 
     part = make_runner("part", learning=learning, stop=stop, progress=StopAt(stop, phase, nth, done))
     assert not part.run()
     assert stop.exit_code == 143
-    assert (part.books.pending is not None) == (learning and done < 28)
+    assert (part.recorder.pending is not None) == (learning and done < 28)
     part.folder.unlock()
     rest = make_runner("part", learning=learning, again=True)
     assert rest.run()
-    assert lines(rest) == lines(whole)
+    assert lines(rest.folder.path) == lines(whole.folder.path)
     assert same_state(rest.state, whole.state)
 
 
@@ -116,12 +91,12 @@ def test_killed_between_checkpoints_repeats_what_was_lost(make_runner):
     crashed = make_runner("part", learning=True, progress=Crash(), run__checkpoint_generations=2)
     with pytest.raises(MemoryError):
         crashed.run()
-    assert len(lines(crashed)) == 5
+    assert len(lines(crashed.folder.path)) == 5
     crashed.folder.unlock()
     rest = make_runner("part", learning=True, again=True)
-    assert len(lines(rest)) == 4
+    assert len(lines(rest.folder.path)) == 4
     rest.run()
-    assert lines(rest) == lines(whole)
+    assert lines(rest.folder.path) == lines(whole.folder.path)
 
 
 def test_killed_before_the_first_checkpoint_starts_again(make_runner):
@@ -129,7 +104,7 @@ def test_killed_before_the_first_checkpoint_starts_again(make_runner):
     runner.folder.unlock()
     again = make_runner(again=True)
     assert again.run()
-    assert len(lines(again)) == 6
+    assert len(lines(again.folder.path)) == 6
 
 
 def test_damaged_checkpoint_and_metrics_are_mended_and_told(make_runner):
@@ -144,19 +119,12 @@ def test_damaged_checkpoint_and_metrics_are_mended_and_told(make_runner):
     metrics = runner.folder.path / "metrics.jsonl"
     metrics.write_text(metrics.read_text().replace('"generation": 2', '"generation": 7'))
 
-    class Notes(Silent):
-        def __init__(self):
-            self.said = ""
-
-        def note(self, text):
-            self.said += text
-
     notes = Notes()
     rest = make_runner(again=True, progress=notes)
-    assert newest.name in notes.said
-    assert "metrics.jsonl" in notes.said
+    assert newest.name in " ".join(notes.said)
+    assert "metrics.jsonl" in " ".join(notes.said)
     rest.run()
-    assert lines(rest) == lines(whole)
+    assert lines(rest.folder.path) == lines(whole.folder.path)
 
 
 def test_env_steps_are_a_goal_too(make_runner):
@@ -183,18 +151,45 @@ def test_too_many_failed_evaluations_end_the_run(make_runner, source):
     runner = make_runner(task=ToyTask(poison=source), run__failure_budget=3, run__generations=50)
     with pytest.raises(RunFailed, match=f"{source} \\(4\\)"):
         runner.run()
-    assert [row["rejected"] for row in lines(runner)] == [1, 1, 1, 1]
+    assert [row["rejected"] for row in lines(runner.folder.path)] == [1, 1, 1, 1]
     assert np.isfinite(runner.state.algorithm.archive.fitness).sum() > 0
     assert checkpoint.load(runner.folder.checkpoints).record["counters"]["failures"] == 4
 
 
+class BrokenLearner(ToyLearner):
+    broken = True
+
+
 def test_too_many_skipped_updates_end_the_run_in_mid_learning(make_runner):
-    algorithm = toy_algorithm(ToyLearner)
-    object.__setattr__(algorithm, "broken", True)
+    algorithm = toy_algorithm(BrokenLearner)
     runner = make_runner(learning=True, algorithm=algorithm, run__failure_budget=10)
     with pytest.raises(RunFailed, match="learner's critic \\(14\\)"):
         runner.run()
     assert checkpoint.load(runner.folder.checkpoints).record["pending"]["learnt"] == 14
+
+
+class Failing(ToyTask):
+    """Raises an exception in the third evaluation."""
+
+    calls = 0
+
+    def evaluate(self, genotypes, key, exploration=None):
+        self.calls += 1
+        if self.calls == 3:
+            raise ZeroDivisionError("the simulator fell over")
+        return super().evaluate(genotypes, key, exploration)
+
+
+def test_what_was_learnt_before_an_evaluation_failed_is_saved(make_runner):
+    whole, failing = make_runner("whole", learning=True), make_runner(learning=True, task=Failing())
+    whole.run()
+    with pytest.raises(ZeroDivisionError, match="fell over"):
+        failing.run()
+    assert checkpoint.load(failing.folder.checkpoints).record["counters"]["generation"] == 2
+    failing.folder.unlock()
+    rest = make_runner(learning=True, again=True)
+    rest.run()
+    assert lines(rest.folder.path) == lines(whole.folder.path)
 
 
 def test_a_full_disk_is_one_line(make_runner, monkeypatch):

@@ -1,4 +1,4 @@
-"""The paper's preset is lowered for accelerators that are not here: nothing in the ring assumes a CPU."""
+"""The paper's preset is lowered for accelerators that are not here: nothing assumes a CPU."""
 
 from __future__ import annotations
 
@@ -11,18 +11,18 @@ from jax.sharding import AbstractMesh, AxisType
 from qdhuac import presets
 from qdhuac import sharding as devices
 from qdhuac.training.build import build
-from qdhuac.training.program import Ring
+from qdhuac.training.program import Program
 
 PLATFORMS = ("cuda", "tpu")
 
 
 @pytest.fixture(scope="module")
 def parts():
-    """Task and ring of the paper's preset, and the shapes of a state and an emission."""
+    """Task and program of the paper's preset, and the shapes of a state and an emission."""
     task, algorithm = build(presets.make("qdhuac", "paper", {"task.backend": "mjx"}))
-    ring = Ring.of(task, algorithm)
-    state = jax.eval_shape(ring.init, jax.random.key(0))
-    return task, ring, state, jax.eval_shape(ring.ask, state)
+    program = Program.of(task, algorithm)
+    state = jax.eval_shape(program.init, jax.random.key(0))
+    return task, program, state, jax.eval_shape(program.ask, state)
 
 
 def assert_lowered(function, *arguments):
@@ -33,28 +33,28 @@ def assert_lowered(function, *arguments):
     return exported
 
 
-def test_ring(parts):
-    _, ring, state, _ = parts
-    assert_lowered(ring.init, jax.eval_shape(lambda: jax.random.key(0)))
-    assert_lowered(ring.ask, state)
-    learnt = assert_lowered(ring.learn, state, jax.ShapeDtypeStruct((), jnp.int32))
-    batch = presets.make("qdhuac", "paper").learner.batch_size
+def test_the_program(parts):
+    _, program, state, _ = parts
+    assert_lowered(program.init, jax.eval_shape(lambda: jax.random.key(0)))
+    assert_lowered(program.ask, state)
+    learnt = assert_lowered(program.learn, state, jax.ShapeDtypeStruct((), jnp.int32))
+    batch = presets.make("qdhuac", "paper").settings.learner.batch_size
     assert f"tensor<{2 * batch}x" in str(learnt.mlir_module())  # the joint batch is there, nothing was cut away
 
 
 def test_rollouts_and_what_becomes_of_them(parts):
-    task, ring, state, (emission, key) = parts
+    task, program, state, (emission, key) = parts
     assert_lowered(task.evaluate, emission.genotypes, key, emission.exploration)
     evaluation = jax.eval_shape(task.evaluate, emission.genotypes, key, emission.exploration)
-    assert_lowered(ring.tell, state, emission, evaluation)
+    assert_lowered(program.tell, state, emission, evaluation)
 
 
 def test_cut_over_two_devices(parts):
-    task, ring, state, (emission, key) = parts
+    task, program, state, (emission, key) = parts
     with jax.sharding.use_abstract_mesh(AbstractMesh((2,), (devices.AXIS,), axis_types=(AxisType.Auto,))):
         # A new function each: the others were traced without a mesh.
-        learnt = assert_lowered(lambda *x: ring.learn(*x), state, jax.ShapeDtypeStruct((), jnp.int32))
+        learnt = assert_lowered(lambda *x: program.learn(*x), state, jax.ShapeDtypeStruct((), jnp.int32))
         found = assert_lowered(lambda *x: task._rollout(*x), emission.genotypes, key, emission.exploration)
-    batch = presets.make("qdhuac", "paper").learner.batch_size
+    batch = presets.make("qdhuac", "paper").settings.learner.batch_size
     assert f'<@mesh, [{{"devices"}}, {{}}]> : tensor<{batch}x' in str(learnt.mlir_module())
     assert 'manual_axes={"devices"}' in str(found.mlir_module())

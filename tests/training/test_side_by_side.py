@@ -2,38 +2,52 @@
 
 from __future__ import annotations
 
+import functools
+
 import jax
 import numpy as np
 import pytest
 from reach import STEPS, ReachTask
-from same_run import assert_same_run, lines
-from toys import ToyTask
+from runs import Notes, assert_same_run, lines
+from toys import ToyTask, toy_algorithm, toy_config
 
-from qdhuac import cli, presets
+from qdhuac import cli
+from qdhuac.algorithms import specs
 from qdhuac.config import replace
 from qdhuac.errors import RunFailed, UserError
 from qdhuac.store import checkpoint
 from qdhuac.store.run_folder import RunDir
+from qdhuac.training import distributed
 from qdhuac.training.build import build_algorithm
-from qdhuac.training.display import Silent
-from qdhuac.training.loop import Runner
-from qdhuac.training.side_by_side import OneOfSeveral, Seeds
+from qdhuac.training.loop import Trainer
 from qdhuac.training.signals import Stop
 
 GENERATIONS = 3  # later a draw of the buffer may fall on the other side of a boundary, and the runs part
+TASK = ReachTask()
+SMALL = {"run.generations": GENERATIONS, "task.episode_length": STEPS, "learner.utd": 0.5}
 
 
-def runner(place, seed, stop=None, again=False, progress=None):
+@functools.cache
+def config(seed):
     """QDHUAC with tiny networks on a point that moves on a line."""
-    changes = {"run.seed": seed, "run.generations": GENERATIONS, "task.episode_length": STEPS, "learner.utd": 0.5}
-    config = presets.make("qdhuac", "smoke", changes)
-    folder = RunDir.open(place) if again else RunDir.create(place, config)
-    if again:
-        folder.lock()
-    task = ReachTask()
-    made = Runner(config, task, build_algorithm(config, task), folder, progress, stop)
+    return specs.make("qdhuac", "smoke", {**SMALL, "run.seed": seed})
+
+
+def trainer(place, *seeds, stop=None, again=False, progress=None, configs=config):
+    runs = []
+    for seed in seeds:
+        path = place / f"seed-{seed}"
+        runs.append((configs(seed), RunDir.open(path) if again else RunDir.create(path, configs(seed))))
+        if again:
+            runs[-1][1].lock()
+    made = Trainer(runs, TASK, build_algorithm(config(0), TASK), progress, stop)
     made.restore() if again else made.start()
     return made
+
+
+def unlock(made):
+    for recorder in made.recorders:
+        recorder.folder.unlock()
 
 
 @pytest.fixture(scope="module")
@@ -41,7 +55,7 @@ def alone(tmp_path_factory):
     """Each seed by itself."""
     place = tmp_path_factory.mktemp("alone")
     for seed in range(3):
-        assert runner(place / f"seed-{seed}", seed).run()
+        assert trainer(place, seed).run()
     return place
 
 
@@ -51,8 +65,7 @@ def assert_same(place, alone):
 
 
 def test_each_run_is_what_it_would_be_alone(tmp_path, alone):
-    together = [runner(tmp_path / f"seed-{seed}", seed) for seed in range(3)]
-    assert Seeds(together, Silent()).run()
+    assert trainer(tmp_path, 0, 1, 2).run()
     assert_same(tmp_path, alone)
     assert lines(tmp_path / "seed-0") != lines(tmp_path / "seed-1")
 
@@ -69,51 +82,37 @@ class StopAfter(Stop):
         return self.looks < 0
 
 
-@pytest.mark.parametrize("looks", [1, 5, 8])  # before the first is told, while learning, later
-def test_stopped_and_resumed(tmp_path, alone, looks):
-    stop = StopAfter(looks)
-    before = [runner(tmp_path / f"seed-{seed}", seed, stop) for seed in range(3)]
-    assert not Seeds(before, Silent()).run()
-    for one in before:
-        one.folder.unlock()
-    rest = [runner(tmp_path / f"seed-{seed}", seed, again=True) for seed in range(3)]
-    assert Seeds(rest, Silent()).run()
+@pytest.mark.parametrize(("looks", "generation", "learning"), [(2, 0, False), (3, 0, True), (6, 1, False)])
+def test_stopped_and_resumed(tmp_path, alone, looks, generation, learning):
+    before = trainer(tmp_path, 0, 1, 2, stop=StopAfter(looks))
+    assert not before.run()
+    assert {r.counters.generation for r in before.recorders} == {generation}
+    assert {r.pending is not None for r in before.recorders} == {learning}
+    unlock(before)
+    assert trainer(tmp_path, 0, 1, 2, again=True).run()
     assert_same(tmp_path, alone)
 
 
 def test_those_behind_catch_up_first(tmp_path, alone):
-    first = runner(tmp_path / "seed-0", 0, StopAfter(9))
-    first.run()
-    first.folder.unlock()
-    assert first.counters.generation > 0
-    rest = [runner(tmp_path / f"seed-{seed}", seed, again=seed == 0) for seed in range(3)]
-    assert Seeds(rest, Silent()).run()
+    first = trainer(tmp_path, 0, stop=StopAfter(9))
+    assert not first.run()
+    assert first.recorders[0].counters.generation > 0
+    unlock(first)
+    for seed in (1, 2):
+        RunDir.create(tmp_path / f"seed-{seed}", config(seed)).unlock()
+    assert trainer(tmp_path, 0, 1, 2, again=True).run()
     assert_same(tmp_path, alone)
 
 
-class Listener(Silent):
-    def __init__(self):
-        self.seen, self.said = [], []
-
-    def generation(self, line):
-        self.seen.append(line)
-
-    def note(self, text):
-        self.said.append(text)
-
-
-def test_the_display_shows_the_mean_of_those_that_still_go_on(tmp_path):
-    display = Listener()
-    both = [runner(tmp_path / f"seed-{seed}", seed, progress=OneOfSeveral(display, f"seed-{seed}")) for seed in (0, 1)]
-    both[1].books.config = replace(both[1].config, {"run.generations": 2})
-    Seeds(both, display).run()
-    first, second = (lines(one.folder.path) for one in both)
+def test_the_display_shows_the_mean_of_unfinished_runs(tmp_path):
+    display = Notes()
+    fewer = {0: config(0), **{seed: replace(config(seed), {"run.generations": 2}) for seed in (1, 2)}}
+    assert trainer(tmp_path, 0, 1, 2, progress=display, configs=fewer.get).run()
+    first, *others = (lines(tmp_path / f"seed-{seed}") for seed in range(3))
     assert [line["generation"] for line in display.seen] == [1, 2, 3]
-    means = [(a["max_fitness"] + b["max_fitness"]) / 2 for a, b in zip(first, second, strict=False)]
+    means = [np.mean([line["max_fitness"] for line in rows]) for rows in zip(first, *others, strict=False)]
     assert [line["max_fitness"] for line in display.seen] == pytest.approx([*means, first[2]["max_fitness"]])
     assert all(type(line[k]) is int for line in display.seen for k in ("env_steps", "gradient_updates", "archive_size"))
-    both[1].progress.note("careful")
-    assert display.said[-1] == "seed-1: careful"
 
 
 def test_command_line(tmp_path, monkeypatch, toys, capsys):
@@ -132,7 +131,6 @@ def test_command_line(tmp_path, monkeypatch, toys, capsys):
     assert "share one device" in capsys.readouterr().err
     assert cli.main(command) == 2
     assert "exists already" in capsys.readouterr().err
-    assert cli.main([*command[:-1], "new", "--set", "run.seed=0"]) == 0
 
 
 def test_a_folder_that_cannot_be_made_leaves_nothing(tmp_path, monkeypatch, toys, capsys):
@@ -149,18 +147,50 @@ def test_a_folder_that_cannot_be_made_leaves_nothing(tmp_path, monkeypatch, toys
     assert not list(tmp_path.iterdir())
 
 
-def test_one_run_beyond_its_budget_ends_all_and_all_are_saved(make_runner):
-    task = ToyTask(poison="fitness")
-    both = [make_runner(f"seed-{i}", task=task, run__seed=i, run__failure_budget=i) for i in (1, 9)]
-    with pytest.raises(RunFailed, match="seed-1: 2 evaluations or updates were not finite"):
-        Seeds(both, Silent()).run()
-    assert [checkpoint.newest(one.folder.checkpoints).record["counters"]["generation"] for one in both] == [2, 2]
+def toy_trainer(place, task, **overrides):
+    """Two runs of toys; `overrides` have a value for each."""
+    runs = []
+    for i in range(2):
+        settings = toy_config(run__seed=i, **{name: values[i] for name, values in overrides.items()})
+        runs.append((settings, RunDir.create(place / f"seed-{i}", settings)))
+    made = Trainer(runs, task, toy_algorithm())
+    made.start()
+    return made
 
 
-def test_states_that_do_not_fit_together_are_refused(tmp_path):
-    one = runner(tmp_path / "run", 0)
+def test_one_run_beyond_its_budget_ends_all_and_all_are_saved(tmp_path):
+    both = toy_trainer(tmp_path, ToyTask(poison="fitness"), run__failure_budget=(1, 9))
+    with pytest.raises(RunFailed, match="seed-0: 2 evaluations or updates were not finite"):
+        both.run()
+    saved = [checkpoint.newest(one.folder.checkpoints).record["counters"] for one in both.recorders]
+    assert [counters["generation"] for counters in saved] == [2, 2]
+
+
+class Failing(ToyTask):
+    """Raises an exception in its sixth evaluation, which is that of the second run's third generation."""
+
+    calls = 0
+
+    def evaluate(self, genotypes, key, exploration=None):
+        self.calls += 1
+        if self.calls == 6:
+            raise ZeroDivisionError
+        return super().evaluate(genotypes, key, exploration)
+
+
+def test_an_evaluation_that_raises_saves_all_runs(tmp_path):
+    both = toy_trainer(tmp_path, Failing())
+    with pytest.raises(ZeroDivisionError):
+        both.run()
+    saved = [checkpoint.newest(one.folder.checkpoints).record["counters"] for one in both.recorders]
+    assert [counters["generation"] for counters in saved] == [2, 2]
+
+
+def test_states_that_do_not_fit_together_are_refused():
+    shapes = {"rows": jax.ShapeDtypeStruct((1000, 1000), np.float32)}
+    distributed.require_memory(shapes, distributed.placement(shapes), 1)
     with pytest.raises(UserError, match="the states of these 10000000 runs need"):
-        one.start(10**7)
+        distributed.require_memory(shapes, distributed.placement(shapes), 10**7)
 
 
 @pytest.mark.parametrize("number", ["0", "-1", "1.5", "many"])
@@ -171,12 +201,18 @@ def test_bad_numbers_are_refused(tmp_path, monkeypatch, capsys, number):
     assert not list(tmp_path.iterdir())
 
 
-def test_tasks_that_take_several_runs_and_others(tmp_path):
-    both = [runner(tmp_path / f"seed-{seed}", seed) for seed in range(2)]
-    seeds = Seeds(both, Silent())
-    seeds.state = jax.tree.map(lambda *x: jax.numpy.stack(x), *(one.state for one in both))
-    emission, keys = seeds._ask(seeds.state)
-    at_once = seeds._evaluate(emission, keys)
-    object.__setattr__(seeds.task, "takes_runs", False)
-    each = seeds._evaluate(emission, keys)
-    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-6), each, at_once)
+class OneByOne:
+    """The same task, whose evaluation takes one run at a time."""
+
+    takes_runs = False
+
+    def __getattr__(self, name):
+        return getattr(TASK, name)
+
+
+def test_tasks_that_take_one_run_at_a_time(tmp_path, alone):
+    runs = [(config(seed), RunDir.create(tmp_path / f"seed-{seed}", config(seed))) for seed in range(3)]
+    together = Trainer(runs, OneByOne(), build_algorithm(config(0), TASK))
+    together.start()
+    assert together.run()
+    assert_same(tmp_path, alone)

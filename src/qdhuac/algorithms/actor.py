@@ -26,5 +26,6 @@ def build(s: ActorSettings, task: Any, archive: Archive) -> QDAlgorithm:
         replay=replay,
         learner=learner,
         updates_per_step=s.learner.utd,
+        value_range=learner.value_range,
         observe=learner.observe,
     )

@@ -147,5 +147,6 @@ def build(s: DCRLMESettings, task: Any, archive: Archive) -> QDAlgorithm:
         replay=replay,
         learner=learner,
         updates_per_step=s.learner.utd,
+        value_range=task.support,
         relabel=conditioning.relabel,
     )

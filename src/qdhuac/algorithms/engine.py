@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import math
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple, Protocol
 
@@ -80,6 +81,7 @@ class QDAlgorithm:
     replay: Replay | None = None
     learner: Learner | None = None
     updates_per_step: float = 0.0
+    value_range: tuple[float, float] = (math.nan, math.nan)  # discounted returns to expect; nan: unknown
     relabel: Callable[[Emission, Evaluation], tuple[Evaluation, Metrics]] = stored_as_they_are
     observe: Callable[[Any, Evaluation, Told, Array], tuple[Any, Metrics]] = nothing_observed
 

@@ -27,4 +27,5 @@ def build(s: PGAMESettings, task: Any, archive: Archive) -> QDAlgorithm:
         replay=replay,
         learner=learner,
         updates_per_step=s.learner.utd,
+        value_range=task.support,
     )

@@ -118,5 +118,6 @@ def build(s: QDPGSettings, task: Any, archive: Archive) -> QDAlgorithm:
         replay=replay,
         learner=learner,
         updates_per_step=s.learner.utd,
+        value_range=task.support,
         observe=learner.observe,
     )

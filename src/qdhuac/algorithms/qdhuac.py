@@ -35,6 +35,7 @@ def build(s: QDHUACSettings, task: Any, archive: Archive) -> QDAlgorithm:
         replay=replay,  # line 8
         learner=learner,  # lines 9 to 15
         updates_per_step=s.learner.utd,
+        value_range=learner.value_range,
         observe=learner.observe,
     )
 

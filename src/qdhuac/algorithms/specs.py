@@ -368,9 +368,13 @@ def title(operator: str) -> str:
 
 
 def algorithm(wanted: str | AlgorithmSpec) -> AlgorithmSpec:
-    """The algorithm of that name; `package.module:NAME` is imported, as only the user can ask for."""
+    """The algorithm of that name; `package.module:NAME` is imported, as only the user can ask for.
+
+    A spec that is not one of the package's is called `own:NAME`, so that its stored runs are known to be from outside.
+    """
     if isinstance(wanted, AlgorithmSpec):
-        return wanted
+        inside = wanted is ALGORITHMS.get(wanted.name) or ":" in wanted.name
+        return wanted if inside else dataclasses.replace(wanted, name=f"own:{wanted.name}")
     if ":" in wanted:
         return dataclasses.replace(_imported("algorithm", wanted, AlgorithmSpec), name=wanted)
     check_choice("algorithm", wanted, ALGORITHMS)

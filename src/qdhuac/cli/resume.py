@@ -5,12 +5,14 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
+from qdhuac.algorithms import specs
 from qdhuac.cli.common import add_run_dir, add_training, changes, process, write_reports
 
 
 def add(parser: argparse.ArgumentParser) -> None:
     """The options of `qdhuac resume`."""
     add_run_dir(parser)
+    parser.add_argument("--algorithm", metavar="MODULE:NAME", help="again, if the run has one from outside of qdhuac")
     add_training(parser, "keys of section run")
 
 
@@ -20,7 +22,8 @@ def run(arguments: argparse.Namespace) -> int:
     from qdhuac.training import launch, loggers
 
     loggers.check(arguments.log)
-    code = launch.resume(path, wanted, process=together, log=arguments.log)
+    outside = None if arguments.algorithm is None else specs.algorithm(arguments.algorithm)
+    code = launch.resume(path, wanted, process=together, log=arguments.log, algorithm=outside)
     if code == 0 and together.rank == 0:
         write_reports(path)
     return code

@@ -63,6 +63,11 @@ class TargetFreeLearner:
     slots: int = 0  # of the archive whose returns a probe keeps
 
     @property
+    def value_range(self) -> tuple[float, float]:
+        """Lowest and highest discounted return of the support."""
+        return self.critic_config.v_min, self.critic_config.v_max
+
+    @property
     def scalar(self) -> bool:
         """One value per critic instead of a distribution, with a squared error: all else is the same."""
         return self.critic_config.kind == "scalar"

@@ -10,6 +10,7 @@ import numpy as np
 from qdhuac.config import check_choice
 from qdhuac.errors import UserError
 from qdhuac.tasks.rollout import AFTER_TERMINATION
+from qdhuac.types import Task
 
 Bounds = tuple[tuple[float, ...], tuple[float, ...]]
 
@@ -80,7 +81,7 @@ class Watched:
         self._task = task
 
     def __getattr__(self, name: str) -> Any:
-        return getattr(self._task, name)
+        return getattr(self._task if hasattr(self._task, name) else Task, name)  # which has defaults
 
     def __enter__(self) -> Watched:
         return self

@@ -22,7 +22,7 @@ from qdhuac.learning.policy import Policy
 from qdhuac.tasks import checks as own
 from qdhuac.tasks import gym_worker
 from qdhuac.tasks.gym_worker import Features, Make, Rows, Simulator
-from qdhuac.types import Array, Evaluation, Exploration, Genotype, Transition
+from qdhuac.types import Array, Evaluation, Exploration, Genotype, Task, Transition
 
 Describe = Callable[[np.ndarray], Any]  # to D numbers
 
@@ -32,7 +32,7 @@ def mean_of_steps(features: np.ndarray) -> np.ndarray:
     return features.mean(0)
 
 
-class GymnasiumTask:
+class GymnasiumTask(Task):
     """A `Task`. `make` is the name of an environment or a function that makes one.
 
     `features(env)` is called after each step with the unwrapped environment and gives a list of numbers;

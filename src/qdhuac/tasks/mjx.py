@@ -18,7 +18,7 @@ from qdhuac.environment import quiet_imports, quiet_models
 from qdhuac.errors import UserError
 from qdhuac.learning.policy import Policy
 from qdhuac.tasks.rollout import AFTER_TERMINATION, final_value, rollout, share_of_steps
-from qdhuac.types import Array, Evaluation, Exploration, Genotype
+from qdhuac.types import Array, Evaluation, Exploration, Genotype, Task
 
 BRAX_BACKENDS = ("mjx", "spring", "positional", "generalized")
 FLOOR = "floor"
@@ -53,7 +53,7 @@ SPECS: dict[str, TaskSpec] = {
 }
 
 
-class Locomotion:
+class Locomotion(Task):
     """A `Task`. Building it loads the model; the first `evaluate` compiles, about 20 s on MJX."""
 
     takes_runs = True

@@ -27,13 +27,13 @@ from qdhuac.learning.policy import Policy
 from qdhuac.tasks.engine import Network, Robot, Rows, Simulation, run
 from qdhuac.tasks.mjx import OMNI_REACH, SPECS, check_contacts, final_position, make_brax
 from qdhuac.tasks.rollout import AFTER_TERMINATION, share_of_steps
-from qdhuac.types import Array, Evaluation, Exploration, Genotype, Transition
+from qdhuac.types import Array, Evaluation, Exploration, Genotype, Task, Transition
 
 with quiet_imports():
     import mujoco
 
 
-class NativeLocomotion:
+class NativeLocomotion(Task):
     """A `Task`: what `Locomotion` is on MJX. JAX compiles nothing but the drawing of random numbers."""
 
     backend = "native"

@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 import time
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 from qdhuac.config import Config
@@ -217,6 +217,18 @@ class LiveDisplay:
 def make(config: Config) -> Progress:
     """The display that suits where the output goes."""
     return LiveDisplay(config) if sys.stdout.isatty() else Plain(config)
+
+
+def mean(lines: Sequence[Mapping[str, Any]]) -> Mapping[str, Any]:
+    """The metrics of several runs as one line: means of what all of them have, whole numbers as such."""
+    if len(lines) == 1:
+        return lines[0]
+    means = dict(lines[0])
+    for name, value in means.items():
+        values = [line[name] for line in lines if line.get(name) is not None]
+        if len(values) == len(lines):
+            means[name] = (round if isinstance(value, int) else float)(sum(values) / len(values))
+    return means
 
 
 def _value(name: str, value: float | None, sign: str = "") -> str:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, Protocol, runtime_checkable
 
 from qdhuac import config as configuration
 from qdhuac.config import Config, check_choice
@@ -12,14 +12,15 @@ from qdhuac.environment import require
 from qdhuac.errors import UserError
 
 
+@runtime_checkable
 class Logger(Protocol):
-    """What the runner calls once per generation."""
+    """Any object with these two methods is a logger."""
 
     def generation(self, line: Mapping[str, Any]) -> None:
-        """A generation has ended with this line of metrics."""
+        """Called after each generation with its line of metrics."""
 
     def close(self) -> None:
-        """The end of this process's part of the run."""
+        """Called once, when training ends or is stopped."""
 
 
 class TensorBoard:
@@ -51,7 +52,7 @@ class WeightsAndBiases:
                 config=configuration.to_dict(config),
                 reinit="create_new",  # several seeds are several runs at a time
             )
-        except Exception as error:  # whatever it is, the run has not begun
+        except Exception as error:  # the run has not begun
             why = str(error).splitlines()[0] if str(error) else type(error).__name__
             raise UserError(f"--log wandb: {why}; try wandb login, or WANDB_MODE=offline") from None
 
@@ -66,13 +67,17 @@ LOGGERS: dict[str, type[TensorBoard] | type[WeightsAndBiases]] = {"tensorboard":
 _MODULES = {"tensorboard": "tensorboardX", "wandb": "wandb"}
 
 
-def check(name: str | None) -> None:
-    """Refuse a logger that there is not, or whose package is missing, before anything is made."""
-    if name is not None:
-        check_choice("--log", name, LOGGERS)
-        require(_MODULES[name], name)
+def check(log: str | Logger | None) -> None:
+    """Raise UserError for an unknown or uninstalled logger."""
+    if isinstance(log, str):
+        check_choice("--log", log, LOGGERS)
+        require(_MODULES[log], log)
+    elif log is not None and not isinstance(log, Logger):
+        raise UserError(
+            f"log={log!r}: expected one of {', '.join(LOGGERS)}, or an object with generation(line) and close()"
+        )
 
 
-def make(name: str | None, folder: Path, config: Config) -> Logger | None:
-    """The logger of that name; None is none."""
-    return None if name is None else LOGGERS[name](folder, config)
+def make(log: str | Logger, folder: Path, config: Config) -> Logger:
+    """The logger itself, or the one of that name for a run."""
+    return LOGGERS[log](folder, config) if isinstance(log, str) else log

@@ -1,205 +1,237 @@
-"""The host loop: asks, evaluates, tells, lets learn, writes down. It never knows which algorithm it runs."""
+"""The training loop: restore or init, then ask, evaluate, tell, learn, record and save until the goal is reached.
+
+It does not know which algorithm it runs, writes no report, and trains a list of runs that differ only in their seed. A
+run by itself is a list of one, compiled as it is; several are one program, mapped over the runs.
+"""
 
 from __future__ import annotations
 
 import contextlib
-import os
-from collections.abc import Iterator
+import time
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 
-from qdhuac import sharding as devices
 from qdhuac.config import Config
-from qdhuac.errors import RunFailed, UserError
-from qdhuac.learning.replay import ReplayState
-from qdhuac.store import checkpoint
+from qdhuac.errors import RunFailed
 from qdhuac.store.arrays import flatten, unflatten
 from qdhuac.store.run_folder import RunDir
-from qdhuac.training.display import Progress
-from qdhuac.training.program import Ring
-from qdhuac.training.recorder import Books, Counters, Pending, timed
+from qdhuac.training import distributed
+from qdhuac.training.display import Progress, Silent, mean
+from qdhuac.training.program import Program
+from qdhuac.training.recorder import Recorder
 from qdhuac.training.signals import Stop
-from qdhuac.types import Algorithm, Task
+from qdhuac.types import Algorithm, Emission, Evaluation, Task
+
+PHASES = {"ask": "asking", "evaluate": "evaluating", "tell": "telling", "learn": "learning"}
 
 
-class Runner:
-    """One run. `start` or `restore`, then `run`."""
+class Trainer:
+    """Trains runs: `start` or `restore`, then `run`.
+
+    Args:
+        runs: configuration and locked folder of each run. They differ in nothing but seed and folder.
+        task, algorithm: what all of them train.
+        progress: told of each phase, each generation and each message; shown is the mean over the runs.
+        stop: true once the user wants to stop.
+    """
 
     def __init__(
         self,
-        config: Config,
+        runs: Sequence[tuple[Config, RunDir]],
         task: Task,
         algorithm: Algorithm,
-        folder: RunDir,
         progress: Progress | None = None,
         stop: Stop | None = None,
     ) -> None:
-        self.config, self.task, self.algorithm, self.folder = config, task, algorithm, folder
-        self.books = Books(config, task, algorithm, folder, progress)
-        self.progress = self.books.progress
+        self.task, self.algorithm = task, algorithm
+        self.progress = progress if progress is not None else Silent()
         self.stop = stop if stop is not None else Stop()
-        self.ring = ring = Ring.of(task, algorithm)
-        self.leads = jax.process_index() == 0  # of several processes, the one that keeps the run folder
-        several = devices.count() > 1
-        self._places = _places(jax.eval_shape(ring.init, jax.random.key(0))) if several else None
+        self._several = len(runs) > 1
+        self.recorders = [Recorder(c, f, task, algorithm, self._note(f.path.name)) for c, f in runs]
+        self.state: Any = None  # of several runs: stacked along a new first axis
 
-        def compiled(function: Any, *places: Any, **options: Any) -> Any:
-            if several:
-                options["out_shardings"] = places if len(places) > 1 else places[0]
-            return jax.jit(function, **options)
+        program, over_runs = Program.of(task, algorithm), jax.vmap if self._several else lambda function: function
+        self._shapes = jax.eval_shape(program.init, jax.random.key(0))
+        self._places, every = distributed.placement(self._shapes), distributed.EVERYWHERE
+        self._init = distributed.jit(program.init, self._places)
+        self._ask = distributed.jit(over_runs(program.ask), (every, every))
+        self._tell = distributed.jit(over_runs(program.tell), (self._places, every, every), donate_argnums=0)
+        self._learn = distributed.jit(over_runs(program.learn), (self._places, every), donate_argnums=0)
 
-        every = devices.EVERYWHERE
-        self._init = compiled(ring.init, self._places)
-        self._ask = compiled(ring.ask, every, every)
-        self._tell = compiled(ring.tell, self._places, every, every, donate_argnums=0)
-        self._learn = compiled(ring.learn, self._places, every, donate_argnums=0)
-
-    @property
-    def counters(self) -> Counters:
-        """What has been done so far."""
-        return self.books.counters
-
-    def start(self, runs: int = 1) -> None:
-        """Begin at generation 0, as one of so many runs side by side."""
-        self._require_memory(runs)
-        self.state = self._init(jax.random.key(self.config.run.seed))
+    def start(self) -> None:
+        """Begin at generation 0. Raises UserError if the states do not fit into memory."""
+        distributed.require_memory(self._shapes, self._places, len(self.recorders))
+        self.state = self._joined([self._initial(recorder) for recorder in self.recorders])
 
     def restore(self) -> None:
-        """Go on from the newest intact checkpoint; the metrics file goes back to that moment."""
-        found = checkpoint.load(self.folder.checkpoints)
-        for text in found.damaged:
-            self.progress.note(f"warning: damaged checkpoint {text}; going on from {found.path.name}")
-        if found.arrays is None:
-            self.start()
-        else:
-            template = self._init.eval_shape(jax.random.key(self.config.run.seed))
-            self.state = devices.put(unflatten(template, found.arrays, str(found.path)), self._places)
-        self.books.reopen(found)
-        try:
-            checkpoint.set_aside(self.folder.checkpoints, found)
-        except OSError as error:
-            raise RunFailed(f"{self.folder.checkpoints}: cannot be changed ({error.strerror or error})") from None
-        for text in self.folder.notes:
-            self.progress.note(f"warning: {text}")
+        """Go on from the newest intact checkpoints."""
+        distributed.require_memory(self._shapes, self._places, len(self.recorders))
+        states = []
+        for recorder in self.recorders:
+            found = recorder.restore()
+            if found.arrays is None:  # of generation 0, which follows from the configuration
+                states.append(self._initial(recorder))
+            else:
+                states.append(distributed.put(unflatten(self._shapes, found.arrays, str(found.path)), self._places))
+        self.state = self._joined(states)
 
-    def run(self) -> bool:
-        """Until the goal (True) or a stop signal (False); the state is saved either way."""
-        books = self.books
-        books.start_clock()
-        while not books.finished:
-            if books.pending is None:
-                self._collect()
-            if books.pending is not None and self._learn_what_is_owed(books.pending):
-                books.end_generation()
-                self._check_budget()
-            if self.stopped:
+    def run(self, until: int = 0) -> bool:
+        """Train to the goal, or to generation `until`: returns True. A stop signal ends it before: returns False.
+
+        Everything is saved either way, also if an evaluation raises an exception.
+        """
+        self._catch_up()
+        for recorder in self.recorders:
+            recorder.start_clock()
+        while (going := self._unfinished(until)) and not self._stopped():
+            if going[0][1].pending is None and not self._collect(going):
                 break
+            if not self._learn_what_is_owed(going):
+                break
+            self._end_generation(going)
             self._save_if_due()
         self.progress.phase("saving")
-        if devices.agreed(self.leads and books.unsaved):
-            self.save()
-        return books.finished
-
-    @property
-    def stopped(self) -> bool:
-        """A signal came, here or in another process of the same run."""
-        if jax.process_count() == 1:
-            return bool(self.stop)
-        # What all agree on, and nothing else: a signal that comes meanwhile is for the next time.
-        self.stop.elsewhere = devices.agreed(self.stop.signal or 0) or None
-        return self.stop.elsewhere is not None
+        self.save()
+        return not self._unfinished(until)
 
     def save(self) -> None:
-        """A checkpoint of everything, and the repertoire beside it."""
-        arrays = flatten(devices.gathered(self.state))
-        if self.leads:
-            self.books.save(arrays)
+        """Write a checkpoint of every run that has changed since its last one."""
+        for i, recorder in enumerate(self.recorders):
+            if distributed.agreed(distributed.leads() and recorder.unsaved):
+                arrays = flatten(distributed.gathered(self._one(self.state, i)))
+                if distributed.leads():
+                    recorder.save(arrays)
 
-    # One generation
+    # One generation. `going` are the runs that have not reached their goal, each with its index.
 
-    def _collect(self) -> None:
-        """Ask, evaluate, tell; a stop signal ends it before the state has changed."""
-        pending = Pending({})
-        with timed(self.progress, [pending], "ask"):
-            emission, key = jax.block_until_ready(self._ask(self.state))
-        if self.stopped:
-            return
-        with timed(self.progress, [pending], "evaluate"), self._kept():
-            evaluation = self.task.evaluate(emission.genotypes, key, emission.exploration)
-            evaluation = jax.block_until_ready(devices.of_leader(evaluation))
-        if self.stopped:
-            return
-        self.books.unsaved = True
-        with timed(self.progress, [pending], "tell"):
-            self.state, record, newcomers = self._tell(self.state, emission, evaluation)
-            record, newcomers = jax.device_get((record, newcomers))
-            self.books.told(pending, record, newcomers)
+    def _collect(self, going: Sequence[tuple[int, Recorder]]) -> bool:
+        """Ask, evaluate and tell; False if a stop signal came before the states have changed."""
+        times = dict.fromkeys(PHASES, 0.0)
+        with self._timed("ask", times):
+            emission, keys = jax.block_until_ready(self._ask(self.state))
+        if self._stopped():
+            return False
+        with self._timed("evaluate", times):
+            evaluation = self._evaluate(emission, keys)
+        if self._stopped():
+            return False
+        with self._timed("tell", times):
+            self.state, metrics, told = self._tell(self.state, emission, evaluation)
+            metrics, told = jax.device_get((metrics, told))
+        for i, recorder in going:
+            mine, newcomers = self._one((metrics, told), i)
+            recorder.told(mine, newcomers, dict(times))
+        return True
 
-    @contextlib.contextmanager
-    def _kept(self) -> Iterator[None]:
-        """Whatever a task of the user's own does, what has been learnt so far is not lost."""
+    def _evaluate(self, emission: Emission, keys: Any) -> Evaluation:
+        """The task's evaluation of each run's genotypes. If it raises an exception, the runs are saved first."""
+        genotypes, exploration, runs = emission.genotypes, emission.exploration, range(len(self.recorders))
         try:
-            yield
+            if not self._several:
+                found = self.task.evaluate(genotypes, keys, exploration)
+            elif self.task.takes_runs:
+                # One long batch, not a vmap: that would turn the branches of a rollout into both ways at every step.
+                flat = jax.tree.map(lambda x: x.reshape(-1, *x.shape[2:]), (genotypes, exploration))
+                found = self.task.evaluate(flat[0], keys, flat[1])
+                found = jax.tree.map(lambda x: x.reshape(len(runs), -1, *x.shape[1:]), found)
+            else:
+                each = [self.task.evaluate(*(self._one(x, i) for x in (genotypes, keys, exploration))) for i in runs]
+                found = self._joined(each)
+            return jax.block_until_ready(distributed.of_leader(found))
         except Exception:
-            if self.counters.generation and self.books.unsaved and jax.process_count() == 1:
+            if jax.process_count() == 1 and any(recorder.counters.generation for recorder in self.recorders):
                 self.save()
             raise
 
-    def _learn_what_is_owed(self, pending: Pending) -> bool:
-        """The generation's updates, in chunks; False if a stop signal came before the last one."""
-        while (owed := self.books.owed) > 0:
-            if self.stopped:
+    def _learn_what_is_owed(self, going: Sequence[tuple[int, Recorder]]) -> bool:
+        """Make the generation's updates in chunks; False if a stop signal came before the last one."""
+        owed = np.zeros(len(self.recorders), np.int32)
+        while True:
+            for i, recorder in going:
+                owed[i] = max(0, recorder.owed)
+            if not owed.any():
+                return True
+            if self._stopped():
                 return False
             self._save_if_due()
-            n = min(self.config.run.chunk, owed)
-            self.books.unsaved = True
-            with timed(self.progress, [pending], "learn", pending.learnt, pending.learnt + owed):
-                self.state, metrics = self._learn(self.state, np.int32(n))
+            updates = np.minimum(owed, going[0][1].config.run.chunk)
+            pending = [recorder.pending for _, recorder in going if recorder.pending is not None]
+            done = pending[0].learnt
+            with self._timed("learn", *(one.times for one in pending), done=done, total=done + int(owed.max())):
+                self.state, metrics = self._learn(self.state, updates if self._several else updates[0])
                 metrics = jax.device_get(metrics)
-            self.books.learnt(metrics, n)
-            self._check_budget()
-        return True
+            for i, recorder in going:
+                if updates[i]:
+                    recorder.learnt(self._one(metrics, i), int(updates[i]))
+            self._check_failures(going)
 
-    # Bookkeeping
+    def _end_generation(self, going: Sequence[tuple[int, Recorder]]) -> None:
+        """Write the metrics, and show their mean."""
+        self.progress.generation(mean([recorder.end_generation() for _, recorder in going]))
+        self._check_failures(going)
 
-    def _check_budget(self) -> None:
-        """Beyond the budget of failures save and give up."""
-        if text := self.books.too_many_failures:
-            self.save()
-            raise RunFailed(text)
-
-    def _require_memory(self, runs: int) -> None:
-        """Refuse states that cannot fit, rather than be ended when they have half filled up."""
-        shapes = self._init.eval_shape(jax.random.key(0))  # what it traces, the first call uses again
-        sizes = jax.tree.map(lambda leaf: leaf.size * leaf.dtype.itemsize, shapes)
-        present, where = devices.memory()
-        if present is None:
-            present, where = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE"), "this machine"
-        elif self._places is not None:
-            cut = lambda size, place: size // (devices.count() if place == devices.CUT else 1)  # noqa: E731
-            sizes = jax.tree.map(cut, sizes, self._places)
-        needed = runs * sum(jax.tree.leaves(sizes))
-        if needed > present:
-            whose = "the state of this run needs" if runs == 1 else f"the states of these {runs} runs need"
-            raise UserError(
-                f"{whose} {needed / 1e9:.0f} GB, and {where} has {present / 1e9:.0f} GB; "
-                "lower replay.capacity or archive.capacity"
-            )
+    def _check_failures(self, going: Sequence[tuple[int, Recorder]]) -> None:
+        """Save and raise RunFailed if a run is beyond its budget of failures."""
+        for _, recorder in going:
+            if text := recorder.too_many_failures:
+                self.save()
+                raise RunFailed(f"{recorder.folder.path}: {text}")
 
     def _save_if_due(self) -> None:
-        if devices.agreed(self.leads and self.books.due):
+        if distributed.agreed(distributed.leads() and any(recorder.due for recorder in self.recorders)):
             self.progress.phase("saving")
             self.save()
 
+    # Runs
 
-def _places(state: Any) -> Any:
-    """Where the parts of a state live on several devices: the rows of a replay buffer are cut, the rest is on all."""
+    def _unfinished(self, until: int) -> list[tuple[int, Recorder]]:
+        """The runs that have reached neither their goal nor generation `until`."""
+        return [
+            (i, recorder)
+            for i, recorder in enumerate(self.recorders)
+            if not (recorder.finished or 0 < until <= recorder.counters.generation)
+        ]
 
-    def place(part: Any) -> Any:
-        if isinstance(part, ReplayState):
-            return jax.tree.map(lambda _: devices.EVERYWHERE, part)._replace(rows=devices.CUT)
-        return devices.EVERYWHERE
+    def _catch_up(self) -> None:
+        """Bring runs that were stopped at different moments to the same one: those behind go on alone first."""
+        going = self._unfinished(0)
+        reached = {i: (r.counters.generation + (r.pending is not None), r.pending is not None) for i, r in going}
+        if len(set(reached.values())) < 2:
+            return
+        level = max(generation for generation, _ in reached.values())
+        for i, recorder in going:
+            alone = Trainer([(recorder.config, recorder.folder)], self.task, self.algorithm, self.progress, self.stop)
+            alone.recorders, alone.state = [recorder], self._one(self.state, i)
+            alone.run(until=level)
+            self.state = jax.tree.map(lambda all_, mine, i=i: all_.at[i].set(mine), self.state, alone.state)
 
-    return jax.tree.map(place, state, is_leaf=lambda part: isinstance(part, ReplayState))
+    def _initial(self, recorder: Recorder) -> Any:
+        return self._init(jax.random.key(recorder.config.run.seed))
+
+    def _joined(self, trees: Sequence[Any]) -> Any:
+        """The trees of all runs as one."""
+        return jax.tree.map(lambda *leaves: jnp.stack(leaves), *trees) if self._several else trees[0]
+
+    def _one(self, tree: Any, i: int) -> Any:
+        """The part of run `i`."""
+        return jax.tree.map(lambda leaf: leaf[i], tree) if self._several else tree
+
+    def _note(self, name: str) -> Any:
+        """Show a message of a run; of several, under its name."""
+        return lambda text: self.progress.note(f"{name}: {text}" if self._several else text)
+
+    def _stopped(self) -> bool:
+        return distributed.stopped(self.stop)
+
+    @contextlib.contextmanager
+    def _timed(self, phase: str, *times: dict[str, float], done: int = 0, total: int = 0) -> Iterator[None]:
+        """Show the phase, and add its seconds to each of `times`."""
+        self.progress.phase(PHASES[phase], done, total)
+        before = time.monotonic()
+        yield
+        for one in times:
+            one[phase] += time.monotonic() - before

@@ -1,4 +1,4 @@
-"""One turn of the ring as pure functions over the whole state of a run: what the runner compiles."""
+"""One generation as pure functions of the whole state of a run: what the trainer compiles."""
 
 from __future__ import annotations
 
@@ -13,22 +13,23 @@ from qdhuac.types import Algorithm, Array, Emission, Evaluation, Metrics, Task, 
 
 
 class RunState(NamedTuple):
-    """What lives on the device: the algorithm's own state and the grid that every algorithm is measured on."""
+    """What lives on the device: the algorithm's state, and the grid on which every algorithm is measured."""
 
     algorithm: Any
     grid: Array
 
 
 @dataclasses.dataclass(frozen=True)
-class Ring:
-    """An algorithm, and how it is measured."""
+class Program:
+    """An algorithm and how it is measured."""
 
     algorithm: Algorithm
     grid: PassiveGrid
     offset: float  # added to a fitness, so that QD scores are positive
 
     @classmethod
-    def of(cls, task: Task, algorithm: Algorithm) -> Ring:
+    def of(cls, task: Task, algorithm: Algorithm) -> Program:
+        """The program of an algorithm on a task."""
         return cls(algorithm, PassiveGrid.over(*task.descriptor_bounds), task.reward_offset * task.episode_length)
 
     def init(self, key: Array) -> RunState:
@@ -36,12 +37,12 @@ class Ring:
         return _strong(RunState(self.algorithm.init(key), self.grid.init()))
 
     def ask(self, state: RunState) -> tuple[Emission, Array]:
-        """Whom to try, and the key of their evaluation."""
+        """Genotypes to evaluate, and the key of their evaluation."""
         return self.algorithm.ask(state.algorithm), jax.random.fold_in(state.algorithm.key, 1)
 
     def tell(self, state: RunState, emission: Emission, evaluation: Evaluation) -> tuple[RunState, Metrics, Told]:
-        """How they fared; also the scores and other numbers for the metrics, and who took which slot."""
-        algorithm, told = self.algorithm.tell(state.algorithm, emission, evaluation)  # refuses what does not fit
+        """The state after the evaluation; its metrics; and the newcomers of the archive, without their genotypes."""
+        algorithm, told = self.algorithm.tell(state.algorithm, emission, evaluation)  # raises on wrong shapes
         grid = self.grid.add(state.grid, told.individuals.fitness, told.individuals.descriptor)
         measured = scores(grid, self.offset) | archive_scores(algorithm.archive.fitness, self.offset)
         metrics = Metrics(measured, {"steps": jnp.sum(told.steps)}, {}) | told.metrics
@@ -49,7 +50,7 @@ class Ring:
         return _strong(RunState(algorithm, grid)), metrics, newcomers
 
     def learn(self, state: RunState, updates: Array) -> tuple[RunState, Metrics]:
-        """So many updates, and their metrics."""
+        """The state after `updates` updates, and their metrics."""
         learnt, metrics = self.algorithm.learn(state.algorithm, updates)
         return _strong(state._replace(algorithm=learnt)), metrics
 

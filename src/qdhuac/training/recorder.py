@@ -1,11 +1,11 @@
-"""The books of one run: what it counts, writes down and saves. Everything of a run but its state on the device."""
+"""What a run counts, writes and saves: everything of it but its state on the device."""
 
 from __future__ import annotations
 
 import dataclasses
 import math
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
@@ -17,16 +17,13 @@ from qdhuac.errors import RunFailed, UserError
 from qdhuac.metrics import auc_increment, symptoms
 from qdhuac.store import checkpoint, repertoire
 from qdhuac.store.run_folder import COLUMNS, REPERTOIRE, RunDir
-from qdhuac.training.display import Progress, Silent
 from qdhuac.training.loggers import Logger
 from qdhuac.types import Algorithm, Metrics, Task, Told
-
-PHASES = ("ask", "evaluate", "tell", "learn")
 
 
 @dataclasses.dataclass
 class Counters:
-    """In Python's exact integers and doubles. `generation` counts written lines."""
+    """Totals since the start of a run, as exact Python numbers. `generation` counts the lines of metrics."""
 
     generation: int = 0
     env_steps: int = 0
@@ -36,50 +33,58 @@ class Counters:
     wall_s: float = 0.0
     failures: int = 0
     failures_by_source: dict[str, int] = dataclasses.field(default_factory=dict)
-    warnings: dict[str, dict[str, Any]] = dataclasses.field(default_factory=dict)  # by symptom, see health.py
+    warnings: dict[str, dict[str, Any]] = dataclasses.field(default_factory=dict)  # by symptom, see metrics.symptoms
 
 
 @dataclasses.dataclass
 class Pending:
-    """A generation that has been told but not yet learnt from: what its line of metrics will say."""
+    """A generation with results whose updates are unfinished: what its line of metrics will hold."""
 
     record: dict[str, Any]
-    learnt: int = 0  # updates in `sums`
-    means: dict[str, float | None] = dataclasses.field(default_factory=dict)  # times the updates they are over
+    times: dict[str, float]  # seconds of each phase
+    learnt: int = 0  # updates made so far
+    means: dict[str, float | None] = dataclasses.field(default_factory=dict)  # each times the updates it is over
     sums: dict[str, float | None] = dataclasses.field(default_factory=dict)
-    times: dict[str, float] = dataclasses.field(default_factory=lambda: dict.fromkeys(PHASES, 0.0))
 
 
-class Books:
-    """Counters, metrics, history, checkpoints and warnings of one run."""
+class Recorder:
+    """Counters, metrics, history and checkpoints of a run.
+
+    Args:
+        config: its configuration.
+        folder: its run folder, which is locked.
+        task, algorithm: what it trains.
+        note: called with each message for the user.
+    """
 
     def __init__(
-        self, config: Config, task: Task, algorithm: Algorithm, folder: RunDir, progress: Progress | None = None
+        self, config: Config, folder: RunDir, task: Task, algorithm: Algorithm, note: Callable[[str], None]
     ) -> None:
-        self.config, self.task, self.folder = config, task, folder
-        self.progress = progress or Silent()
-        self.log: Logger | None = None
+        self.config, self.folder = config, folder
+        self.log: Logger | None = None  # is given each line of metrics too
         self.counters = Counters()
         self.pending: Pending | None = None
         self.unsaved = True
-        self._utd, self._operators = algorithm.updates_per_step, algorithm.operators
-        self._range = getattr(algorithm, "value_range", (math.nan, math.nan))
+        self._task, self._algorithm, self._note = task, algorithm, note
         self.start_clock()
 
     @property
     def finished(self) -> bool:
-        """The goal is reached."""
+        """The run has reached its goal."""
         goal, done = self.config.run, self.counters
         return 0 < goal.generations <= done.generation or (
             self.pending is None and 0 < goal.env_steps <= done.env_steps
         )
 
     def start_clock(self) -> None:
-        """The run goes on from now."""
+        """Measure wall time, and the time since the last checkpoint, from now on."""
         self._clock = self._saved_at = time.monotonic()
 
-    def reopen(self, found: checkpoint.Checkpoint) -> None:
-        """Go back to the moment of a checkpoint."""
+    def restore(self) -> checkpoint.Checkpoint:
+        """Go back to the newest intact checkpoint, and return it; metrics and history go back to its moment."""
+        found = checkpoint.load(self.folder.checkpoints)
+        for text in found.damaged:
+            self._note(f"warning: damaged checkpoint {text}; going on from {found.path.name}")
         if found.arrays is not None:
             try:
                 self.counters = Counters(**found.record["counters"])
@@ -88,30 +93,45 @@ class Books:
                 raise UserError(f"{found.path}: its manifest has other counters than this version of qdhuac") from None
             self.unsaved = False
         self.folder.restore(found.texts)
+        try:
+            checkpoint.set_aside(self.folder.checkpoints, found)
+        except OSError as error:
+            raise RunFailed(f"{self.folder.checkpoints}: cannot be changed ({error.strerror or error})") from None
+        for text in self.folder.notes:
+            self._note(f"warning: {text}")
+        return found
 
     # One generation
 
-    def told(self, pending: Pending, metrics: Metrics, newcomers: Told) -> None:
-        """The offspring have competed: `metrics` and `newcomers` are what is known of them, as arrays."""
-        self.write_history(self.counters.generation + 1, newcomers)
+    def told(self, metrics: Metrics, told: Told, times: dict[str, float]) -> None:
+        """The offspring have competed for the archive.
+
+        Args:
+            metrics: means, sums and failures of the batch, as NumPy arrays.
+            told: which of the batch took which slot, as NumPy arrays.
+            times: seconds that each phase has taken.
+        """
+        self.unsaved = True
+        self._write_history(told)
         means, sums, failures = ({name: _plain(value) for name, value in part.items()} for part in metrics)
         steps, qd_score = int(sums.pop("steps") or 0), means["qd_score"] or 0.0
         rejected = {f"rejected_{name}": n for name, n in failures.items()}
-        pending.record = {**means, "rejected": sum(failures.values()), **rejected, **sums}
+        record = {**means, "rejected": sum(int(n or 0) for n in failures.values()), **rejected, **sums}
         self.counters.qd_score_auc += auc_increment(self.counters.qd_score, qd_score, steps)
         self.counters.env_steps += steps
         self.counters.qd_score = qd_score
         self._count_failures(failures)
-        self.pending = pending
+        self.pending = Pending(record, times)
 
     @property
     def owed(self) -> int:
-        """Updates that are still to be made in this generation, for `utd` per environment step in all."""
-        return math.floor(self._utd * self.counters.env_steps) - self.counters.gradient_updates
+        """Updates still to make, so that there are `updates_per_step` for each environment step."""
+        return math.floor(self._algorithm.updates_per_step * self.counters.env_steps) - self.counters.gradient_updates
 
     def learnt(self, metrics: Metrics, updates: int) -> None:
-        """So many updates have been made, with these metrics, as arrays."""
+        """`updates` updates have been made, with these metrics, as NumPy arrays."""
         assert self.pending is not None
+        self.unsaved = True
         self.pending.learnt += updates
         self.counters.gradient_updates += updates
         means, sums, failures = ({name: _plain(value) for name, value in part.items()} for part in metrics)
@@ -122,42 +142,39 @@ class Books:
         self._count_failures({f"learner's {name}": n for name, n in failures.items()})
 
     def end_generation(self) -> dict[str, Any]:
-        """Write its line of metrics, and return it."""
+        """Write the generation's line of metrics, and return it."""
         assert self.pending is not None
         self._tick()
-        done, pending, record = self.counters, self.pending, self.pending.record
+        done, pending = self.counters, self.pending
         done.generation += 1
-        first = ("qd_score", "coverage", "max_fitness")
         line = {
             "generation": done.generation,
             "env_steps": done.env_steps,
             "gradient_updates": done.gradient_updates,
-            **{name: record[name] for name in first},
             "qd_score_auc": done.qd_score_auc,
-            **{name: value for name, value in record.items() if name.startswith("archive_")},
+            **pending.record,
             "wall_s": round(done.wall_s, 3),
             **{f"time_{phase}": round(seconds, 4) for phase, seconds in pending.times.items()},
             "devices": self.config.run.devices,
-            **{name: value for name, value in record.items() if name not in first and not name.startswith("archive_")},
             **{name: total if total is None else total / pending.learnt for name, total in pending.means.items()},
             **pending.sums,
         }
         if pending.learnt:
-            line |= self._look_after_health(line)
+            line |= self._check_health(line)
         with self._writing("metrics"):
             self.folder.append_metrics(line)
         if self.log:
             self.log.generation(line)
-        self.progress.generation(line)
         self.pending = None
         return line
 
-    def write_history(self, generation: int, told: Told) -> None:
-        """Who came into the archive, before the line of metrics: a checkpoint in mid-learning has it already."""
+    def _write_history(self, told: Told) -> None:
+        """Write the newcomers of the archive. Before the line of metrics: a checkpoint in mid-learning has it too."""
         individuals = told.individuals
         columns = {"slot": told.slots, **individuals.provenance._asdict(), **individuals._asdict()}
         came = told.slots >= 0
         columns = {name: columns[name][came] for name in COLUMNS}
+        generation = self.counters.generation + 1
         with self._writing("history"):
             self.folder.append_history(generation, {name: _shortest(x) for name, x in columns.items()})
 
@@ -165,15 +182,15 @@ class Books:
 
     @property
     def due(self) -> bool:
-        """It is time for a checkpoint; after the first generation always, so that there is something to look at."""
+        """It is time for a checkpoint: the run is finished, its first generation is, or an interval has passed."""
         run, done = self.config.run, self.counters
         by_time = time.monotonic() - self._saved_at >= 60 * run.checkpoint_minutes
         every = run.checkpoint_generations
         by_count = done.generation == 1 or (every > 0 and done.generation % every == 0)
-        return self.unsaved and (by_time or (by_count and self.pending is None)) and not self.finished
+        return self.unsaved and (self.finished or by_time or (by_count and self.pending is None))
 
     def save(self, arrays: dict[str, Any]) -> None:
-        """A checkpoint of everything, and the repertoire beside it; `arrays` are the state."""
+        """Write a checkpoint with the state's `arrays`, and the repertoire beside it."""
         self._tick()
         done = self.counters
         record: dict[str, Any] = {
@@ -204,7 +221,7 @@ class Books:
 
     @property
     def too_many_failures(self) -> str:
-        """Beyond the budget of failures what to tell, naming where most of them came from; else empty."""
+        """The error of a run beyond its budget of failures, naming where most of them came from; else empty."""
         done, budget = self.counters, self.config.run.failure_budget
         if done.failures <= budget:
             return ""
@@ -216,27 +233,27 @@ class Books:
 
     @property
     def warnings(self) -> list[str]:
-        """What the user should know about the learner, at the end."""
+        """What the user should know about the learner when the run ends."""
         return [
             f"in {w['generations']} of {self.counters.generation} generations, first in {w['first']}: {w['last']}"
             for w in self.counters.warnings.values()
         ]
 
     def _count_failures(self, sources: Mapping[str, Any]) -> None:
-        """Add to the failures, and to where they came from."""
+        """Add to the failures, in total and by source."""
         done = self.counters
         for source, n in sources.items():
             if n:
                 done.failures += int(n)
                 done.failures_by_source[source] = done.failures_by_source.get(source, 0) + int(n)
 
-    def _look_after_health(self, line: dict[str, Any]) -> dict[str, int]:
-        """Whether the learner has gone astray, for the metrics; each symptom is also told when it is first seen."""
-        found = symptoms(line, *self._range)
+    def _check_health(self, line: dict[str, Any]) -> dict[str, int]:
+        """Check for divergence; warn once per symptom. Returns the columns `warning_...` of the metrics."""
+        found = symptoms(line, *self._algorithm.value_range)
         for name, text in found.items():
             if name not in self.counters.warnings:
                 self.counters.warnings[name] = {"first": line["generation"], "generations": 0}
-                self.progress.note(f"warning: generation {line['generation']}: {text}")
+                self._note(f"warning: generation {line['generation']}: {text}")
             self.counters.warnings[name]["generations"] += 1
             self.counters.warnings[name]["last"] = text
         return {f"warning_{name}": int(name in found) for name in ("values", "gradients")}
@@ -247,41 +264,31 @@ class Books:
         self._clock = now
 
     def _metadata(self) -> dict[str, Any]:
-        """What a reader of the repertoire has to know."""
-        policy = getattr(self.task, "policy", None)
+        """What a reader of the repertoire needs to know."""
+        task, policy = self._task, self._task.policy
         return {
             "task": dataclasses.asdict(self.config.task),
             "algorithm": self.config.algorithm,
-            "operators": self._operators,
+            "operators": self._algorithm.operators,
             "policy": dataclasses.asdict(policy) if policy is not None else None,
-            "descriptor_bounds": self.task.descriptor_bounds,
-            "action_bounds": getattr(self.task, "action_bounds", None),
-            "reward_offset": self.task.reward_offset,
+            "descriptor_bounds": task.descriptor_bounds,
+            "action_bounds": task.action_bounds,
+            "reward_offset": task.reward_offset,
             "generation": self.counters.generation,
             "env_steps": self.counters.env_steps,
             "versions": versions(),
         }
 
 
-@contextmanager
-def timed(progress: Progress, pending: Sequence[Pending], phase: str, done: int = 0, total: int = 0) -> Iterator[None]:
-    """Tell what is going on now, and note how long it took."""
-    progress.phase({"evaluate": "evaluating", "learn": "learning"}.get(phase, f"{phase}ing"), done, total)
-    before = time.monotonic()
-    yield
-    for one in pending:
-        one.times[phase] += time.monotonic() - before
-
-
 def _shortest(values: np.ndarray) -> list[Any]:
-    """For JSON: of each float the fewest digits that give it back."""
+    """A list for JSON, with the fewest digits of each float that give it back."""
     if values.dtype.kind == "f":
         return np.array([float(str(v)) for v in values.reshape(-1)]).reshape(values.shape).tolist()
     return values.tolist()
 
 
 def _plain(value: Any) -> int | float | None:
-    """A scalar for JSON, which has no nan and no infinity."""
+    """A number for JSON, which has no nan and no infinity: None."""
     number = value.item()
     return None if isinstance(number, float) and not math.isfinite(number) else number
 

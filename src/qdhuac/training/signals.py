@@ -1,4 +1,4 @@
-"""Ctrl-C, SIGTERM and a closed terminal: a polite stop first, an immediate end the second time."""
+"""Ctrl-C, SIGTERM and a closed terminal: the first asks the run to save and stop, the second ends it at once."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class Stop:
 
     def __init__(self, on_stop: Callable[[], None] = lambda: None) -> None:
         self.signal: int | None = None
-        self.elsewhere: int | None = None  # what another process of the same run was sent
+        self.elsewhere: int | None = None  # the signal that another process of the same run got
         self._on_stop = on_stop
         self._previous: dict[int, Any] = {}
         self._wakeup = -1
@@ -35,12 +35,12 @@ class Stop:
 
     @property
     def exit_code(self) -> int:
-        """What shells expect of a process that a signal ended: 130 for Ctrl-C, 143 for SIGTERM, 129; else 0."""
+        """130 after Ctrl-C, 143 after SIGTERM, 129 after a closed terminal, as shells expect; 0 without a signal."""
         number = self.signal or self.elsewhere
         return 128 + number if number else 0
 
     def request(self, number: int = signal.SIGINT) -> None:
-        """Ask for a stop; the second time end the process at once, without saving."""
+        """Ask the run to save and stop. The second call ends the process at once, without saving."""
         if self.signal is not None:
             sys.stdout.write("\x1b[?25h\n" if sys.stdout.isatty() else "")  # a live display may have hidden the cursor
             sys.stdout.flush()
@@ -54,7 +54,7 @@ class Stop:
         reader, writer = self._sockets = socket.socketpair()
         writer.setblocking(False)
         for number in SIGNALS:
-            if number != signal.SIGHUP or signal.getsignal(number) is not signal.SIG_IGN:  # as nohup has it
+            if number != signal.SIGHUP or signal.getsignal(number) is not signal.SIG_IGN:  # as under nohup
                 self._previous[number] = signal.signal(number, lambda *_: None)
         self._wakeup = signal.set_wakeup_fd(writer.fileno(), warn_on_full_buffer=False)
         threading.Thread(target=self._listen, args=(reader,), name="qdhuac-signals", daemon=True).start()
@@ -81,7 +81,7 @@ class Stop:
 
 
 def _leave_terminal() -> None:
-    """Whatever is said from here on goes nowhere: writing to a terminal that has been closed is an error."""
+    """Redirect output to /dev/null: the terminal is closed, and writing to it is an error."""
     nowhere = os.open(os.devnull, os.O_RDWR)
     for number in (1, 2):
         if stat.S_ISCHR(os.fstat(number).st_mode):
