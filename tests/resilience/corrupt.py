@@ -15,7 +15,7 @@ from unittest import mock
 import harness
 import numpy as np
 
-from qdhuac import presets
+from qdhuac.algorithms import specs
 from qdhuac.errors import UserError
 from qdhuac.store import checkpoint, repertoire
 from qdhuac.store.run_folder import HISTORY, METRICS, REPERTOIRE, RunDir
@@ -44,7 +44,7 @@ def state(generation: int) -> dict[str, np.ndarray]:
 
 def make_run(path: Path, generations: int = 6) -> None:
     """A run folder with checkpoints of generations 1, 2, ... and one more line of metrics after the last of them."""
-    with RunDir.create(path, presets.make("dns", "smoke")) as folder:
+    with RunDir.create(path, specs.make("dns", "smoke")) as folder:
         for generation in range(1, generations + 1):
             folder.append_metrics(
                 {"generation": generation, "env_steps": 120 * generation, "qd_score": 0.1 + generation}

@@ -22,7 +22,8 @@ import harness
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "helpers"))
 
-from qdhuac import cli, config, presets
+from qdhuac import cli, config
+from qdhuac.algorithms import specs
 from qdhuac.store import run_folder as rundir
 from qdhuac.training import launch
 
@@ -85,8 +86,8 @@ FLAGS = (
 
 def arguments(chance: random.Random) -> list[str]:
     """A command line that someone might have meant."""
-    algorithm = chance.choice(config.ALGORITHMS)
-    known = list(config.keys())
+    algorithm = chance.choice(list(specs.ALGORITHMS))
+    known = list(config.keys(specs.make(algorithm, "smoke")))
     line = [chance.choices(COMMANDS, (60, 12, 8, 8, 2, 2, 1))[0]]
     if line[0] in ("resume", "evaluate", "report"):
         line.append(chance.choice(PATHS))
@@ -142,36 +143,36 @@ def configuration(good: str, chance: random.Random) -> bytes:
     return body + f"{rundir._CHECKSUM}{hashlib.sha256(body).hexdigest()}\n".encode()
 
 
-def traced(runs: list[tuple[config.Config, rundir.RunDir]], *_: object, **__: object) -> int:
+def traced(runs: list[tuple[config.Config, rundir.RunDir]], *_: object, **__: object) -> launch.Ended:
     """In place of a run: see that every compiled part of a generation can be traced."""
     import jax
     from reach import STEPS, ReachTask
 
+    from qdhuac.training import distributed
     from qdhuac.training.build import build_algorithm
-    from qdhuac.training.loop import Runner
+    from qdhuac.training.program import Program
 
-    settings, folder = runs[0]
+    settings, _ = runs[0]
     task = ReachTask(contacts=settings.algorithm == "qd_pg")
-    settings = config.replace(settings, {"task.episode_length": STEPS})
-    config.validate(settings)
-    runner = Runner(settings, task, build_algorithm(settings, task), folder)
-    runner._require_memory(1)
+    settings = specs.validate(config.replace(settings, {"task.episode_length": STEPS}))
+    program = Program.of(task, build_algorithm(settings, task))
+    shapes = jax.eval_shape(program.init, jax.random.key(0))
+    distributed.require_memory(shapes, distributed.placement(shapes), 1)
 
     def generation(key: jax.Array) -> object:
-        ring = runner.ring
-        state = ring.init(key)
-        emission = runner.algorithm.ask(state.algorithm)
+        state = program.init(key)
+        emission, key = program.ask(state)
         evaluation = task.evaluate(emission.genotypes, key, emission.exploration)
-        state, *_ = ring.tell(state, emission, evaluation)
-        return ring.learn(state, jax.numpy.int32(1))
+        state, *_ = program.tell(state, emission, evaluation)
+        return program.learn(state, jax.numpy.int32(1))
 
     jax.eval_shape(generation, jax.random.key(0))
-    return 0
+    return launch.Ended(0, ())
 
 
-def accepted(*_: object, **__: object) -> int:
+def accepted(*_: object, **__: object) -> launch.Ended:
     """In place of a run, where there is no time to trace each of them."""
-    return 0
+    return launch.Ended(0, ())
 
 
 def attempt(line: list[str]) -> str:
@@ -196,7 +197,7 @@ def fuzz(times: int, where: Path, seed: int = 0, trace: bool = True) -> dict:
     chance, here = random.Random(seed), os.getcwd()
     verdicts, wrong = {"refused": 0, "works": 0}, []
     pristine, cwd = where / "pristine", where / "a/b/c"
-    with rundir.RunDir.create(pristine, presets.make("dns", "smoke")) as folder:
+    with rundir.RunDir.create(pristine, specs.make("dns", "smoke")) as folder:
         good = (folder.path / rundir.CONFIG).read_text().rpartition(rundir._CHECKSUM)[0]
     try:
         for i in range(times):

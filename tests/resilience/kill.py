@@ -23,10 +23,7 @@ import jax
 import jax.numpy as jnp
 from toys import ToyLearner, ToyTask, toy_algorithm
 
-from qdhuac import (
-    cli,
-    jax_setup,
-)
+from qdhuac import cli, environment
 from qdhuac.store import checkpoint
 from qdhuac.training import build
 
@@ -37,15 +34,14 @@ class ToyWithBuffer(ToyLearner):
     """Beside the random walk a buffer that fills up slowly: the part of a state that is saved in pieces."""
 
     def init(self, key):
-        state = super().init(key)
-        return state._replace(learner={**state.learner, "buffer": jnp.zeros((65_536, 16))})
+        return super().init(key) | {"buffer": jnp.zeros((65_536, 16)), "updates": jnp.int32(0)}
 
-    def learn(self, state, updates):
-        state, metrics = super().learn(state, updates)
-        rows = jnp.broadcast_to(state.learner["walk"][0], (512, 16))
-        start = (512 * state.generation) % 65_536
-        buffer = jax.lax.dynamic_update_slice(state.learner["buffer"], rows, (start, 0))
-        return state._replace(learner={**state.learner, "buffer": buffer}), metrics
+    def learn(self, learner, replay, buffer, key, updates):
+        learner, buffer, metrics = super().learn(learner, replay, buffer, key, updates)
+        rows = jnp.broadcast_to(learner["walk"][0], (512, 16))
+        start = (512 * learner["updates"]) % 65_536
+        filled = jax.lax.dynamic_update_slice(learner["buffer"], rows, (start, 0))
+        return learner | {"buffer": filled, "updates": learner["updates"] + 1}, buffer, metrics
 
 
 def use_toys() -> None:
@@ -53,12 +49,12 @@ def use_toys() -> None:
     build.build_task = lambda settings: ToyTask()
     build.build_algorithm = lambda settings, task, outside=None: toy_algorithm(ToyWithBuffer)
     checkpoint.LARGE, checkpoint.PIECE = 1 << 20, 1 << 16
-    jax_setup.prepare_jax = cache_everything
+    environment.prepare_jax = cache_everything
 
 
 def cache_everything() -> None:
     """Toys compile in less time than is usually worth a file, but here they are compiled a hundred times."""
-    folder = jax_setup.cache_folder()
+    folder = environment.cache_folder()
     jax.config.update("jax_compilation_cache_dir", None if folder is None else str(folder))
     jax.config.update("jax_persistent_cache_min_entry_size_bytes", -1)
     jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.0)

@@ -14,7 +14,7 @@ import harness
 import numpy as np
 
 N = 3
-SETTINGS = {"task.backend": "native", "learner.utd": 0.5, "run.chunk": 7, "run.generations": 2 * N, "run.env_steps": 0}
+SETTINGS = {"task.backend": "native", "run.chunk": 7, "run.generations": 2 * N, "run.env_steps": 0}
 
 
 class StopInLearning:
@@ -37,27 +37,30 @@ class StopInLearning:
 
 def compare(algorithm: str, where: Path) -> dict:
     """Whether metrics and state are the same, and the largest difference if they are not."""
-    from qdhuac import presets
+    from qdhuac.algorithms import specs
     from qdhuac.store.arrays import flatten
     from qdhuac.store.run_folder import RunDir
     from qdhuac.training.build import build
-    from qdhuac.training.loop import Runner
+    from qdhuac.training.loop import Trainer
     from qdhuac.training.signals import Stop
 
-    config = presets.make(algorithm, "smoke", SETTINGS)
+    learning = "transitions" in specs.ALGORITHMS[algorithm].needs
+    config = specs.make(algorithm, "smoke", SETTINGS | ({"learner.utd": 0.5} if learning else {}))
     task, method = build(config)
 
-    def run(name: str, again: bool = False, stop: Stop | None = None) -> Runner:
+    def run(name: str, again: bool = False, stop: Stop | None = None) -> Trainer:
         folder = RunDir.open(where / name) if again else RunDir.create(where / name, config)
         with folder:
-            runner = Runner(config, task, method, folder, StopInLearning(stop) if stop is not None else None, stop)
+            progress = StopInLearning(stop) if stop is not None else None
+            runner = Trainer([(config, folder)], task, method, progress, stop)
             runner.restore() if again else runner.start()
             assert runner.run() == (stop is None)
         return runner
 
     whole = run(f"{algorithm}-whole")
     stopped = run(f"{algorithm}-part", stop=Stop())
-    at = stopped.counters.generation, stopped.counters.gradient_updates
+    done = stopped.recorders[0].counters
+    at = done.generation, done.gradient_updates
     rest = run(f"{algorithm}-part", again=True)
     a, b = flatten(whole.state), flatten(rest.state)
     numbers = [name for name in a if a[name].dtype.kind == "f" and a[name].size]
@@ -87,7 +90,7 @@ if __name__ == "__main__":
     if len(sys.argv) > 1:
         print(json.dumps(main(sys.argv[1:])))
     else:
-        from qdhuac.config import ALGORITHMS
+        from qdhuac.algorithms.specs import ALGORITHMS
 
         def there(algorithms: tuple[str, ...], **environment: str) -> dict:
             command = [sys.executable, __file__, *algorithms]
@@ -98,7 +101,7 @@ if __name__ == "__main__":
             "resume",
             {
                 "generations": 2 * N,
-                "one_thread": there(ALGORITHMS, **harness.ONE_THREAD),
+                "one_thread": there(tuple(ALGORITHMS), **harness.ONE_THREAD),
                 "all_threads": there(("qdhuac", "pga_me")),
             },
         )

@@ -21,14 +21,15 @@ def stall(task_name: str, where: Path) -> dict:
     import jax
     import jax.numpy as jnp
 
-    from qdhuac import presets
+    from qdhuac.algorithms import specs
     from qdhuac.store.run_folder import RunDir
     from qdhuac.training.build import build
-    from qdhuac.training.loop import Runner
+    from qdhuac.training.loop import Trainer
 
-    config = presets.make("qdhuac", "paper", {"task.name": task_name, "task.backend": "native"})
+    config = specs.make("qdhuac", "paper", {"task.name": task_name, "task.backend": "native"})
     with RunDir.create(where / task_name, config) as folder:
-        runner = Runner(config, *build(config), folder)
+        runner = Trainer([(config, folder)], *build(config))
+        (recorder,) = runner.recorders
         runner.start()
         chance = np.random.default_rng(0)
         tree = runner.state.algorithm.replay.tree.shape
@@ -48,7 +49,7 @@ def stall(task_name: str, where: Path) -> dict:
                 rows=rows, tree=jnp.asarray(chance.random(tree, np.float32))
             )
             runner.state = runner.state._replace(algorithm=runner.state.algorithm._replace(replay=replay))
-            runner.counters.generation = i + 1
+            recorder.counters.generation, recorder.unsaved = i + 1, True
             before, before_cpu = time.monotonic(), time.process_time()
             runner.save()
             seconds.append((round(time.monotonic() - before, 2), round(time.process_time() - before_cpu, 2)))

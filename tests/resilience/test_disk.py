@@ -7,8 +7,9 @@ import subprocess
 
 import numpy as np
 import pytest
+from runs import lines
 
-from qdhuac import presets
+from qdhuac.algorithms import specs
 from qdhuac.errors import RunFailed, UserError
 from qdhuac.store import checkpoint
 from qdhuac.store.run_folder import RunDir
@@ -28,11 +29,6 @@ def small_disk(tmp_path):
     subprocess.run(["umount", "--lazy", str(path)], check=True)
 
 
-def lines(runner):
-    rows = runner.folder.read_metrics()
-    return [{k: v for k, v in row.items() if k != "wall_s" and not k.startswith("time_")} for row in rows]
-
-
 def test_a_disk_that_fills_up_ends_the_run_with_one_line_and_it_goes_on_later(make_runner, small_disk):
     whole = make_runner("whole")
     whole.run()
@@ -46,7 +42,7 @@ def test_a_disk_that_fills_up_ends_the_run_with_one_line_and_it_goes_on_later(ma
                         file.write(bytes(4096))
                         file.flush()
 
-    runner.books.progress = Fill()
+    runner.progress = Fill()
     with pytest.raises(RunFailed, match=r"cannot save \(No space left on device\); the last checkpoint is intact"):
         runner.run()
     assert checkpoint.load(runner.folder.checkpoints).record["counters"]["generation"] == 2
@@ -54,13 +50,14 @@ def test_a_disk_that_fills_up_ends_the_run_with_one_line_and_it_goes_on_later(ma
     (small_disk / "filler").unlink()
     rest = make_runner("disk/run", again=True)
     assert rest.run()
-    assert lines(rest) == lines(whole)
+    assert lines(rest.folder.path) == lines(whole.folder.path)
 
 
 def test_a_file_that_may_not_grow_is_a_failed_save_and_nothing_else(make_runner):
     runner = make_runner(run__checkpoint_generations=1, run__generations=2)
     runner.run()
     runner.counters.generation += 1
+    runner.recorder.unsaved = True
     soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (1000, hard))
     try:
@@ -73,12 +70,12 @@ def test_a_file_that_may_not_grow_is_a_failed_save_and_nothing_else(make_runner)
 
 
 def test_a_folder_that_became_read_only_is_refused_before_anything_is_loaded(small_disk):
-    RunDir.create(small_disk / "run", presets.make("dns", "smoke")).unlock()
+    RunDir.create(small_disk / "run", specs.make("dns", "smoke")).unlock()
     subprocess.run(["mount", "-o", "remount,ro", str(small_disk)], check=True)
     with pytest.raises(UserError, match=r"no write permission \(Read-only file system\)"):
         RunDir.open(small_disk / "run").lock()
     with pytest.raises(UserError, match=r"cannot be created \(Read-only file system\)|no write permission"):
-        RunDir.create(small_disk / "other", presets.make("dns", "smoke"))
+        RunDir.create(small_disk / "other", specs.make("dns", "smoke"))
 
 
 @pytest.mark.parametrize("call", ["replace_file", "rename"])

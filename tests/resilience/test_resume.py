@@ -1,46 +1,46 @@
-"""The algorithms that `test_baselines.py` does not have: stopped and resumed, they end like one that was not."""
-
-import signal
+"""Every algorithm on a toy: stopped and resumed, it ends like one that was not, to the bit."""
 
 import pytest
-from test_baselines import lines, run
+from reach import STEPS, ReachTask
+from runs import OneRun, StopAt, lines, same_state
 
-from qdhuac.store.arrays import flatten
-from qdhuac.training.display import Silent
+from qdhuac.algorithms import specs
+from qdhuac.store.run_folder import RunDir
+from qdhuac.training.build import build_algorithm
 from qdhuac.training.signals import Stop
 
+SMALL = {"task.episode_length": STEPS, "run.generations": 3, "run.chunk": 20}
 
-class StopAt(Silent):
-    """Asks for a stop in the second generation: in mid-learning, or while it is evaluated."""
 
-    def __init__(self, stop, phase):
-        self.stop, self.at, self.left = stop, phase, 2
-
-    def phase(self, name, done=0, total=0):
-        self.left -= (name, done) == self.at
-        if self.left == 0 and not self.stop:
-            self.stop.request(signal.SIGTERM)
+def run(algorithm, folder, again=False, **watched):
+    learning = "transitions" in specs.ALGORITHMS[algorithm].needs
+    config = specs.make(algorithm, "smoke", SMALL | ({"learner.utd": 1.0} if learning else {}))
+    task = ReachTask(contacts=algorithm == "qd_pg")
+    with RunDir.open(folder) if again else RunDir.create(folder, config) as place:
+        runner = OneRun(config, task, build_algorithm(config, task), place, **watched)
+        runner.restore() if again else runner.start()
+        runner.run()
+    return runner
 
 
 @pytest.mark.parametrize(
-    ("algorithm", "phase"),
+    ("algorithm", "phase", "done"),
     [
-        ("qdhuac", ("learning", 60)),
-        ("qdhuac", ("asking", 0)),
-        ("dns", ("evaluating", 0)),
-        ("map_elites", ("telling", 0)),
+        ("qdhuac", "learning", 40),
+        ("qdhuac", "asking", 0),
+        ("pga_me", "learning", 20),
+        ("qd_pg", "learning", 20),
+        ("dcrl_me", "learning", 20),
+        ("dns", "evaluating", 0),
+        ("map_elites", "telling", 0),
     ],
 )
-def test_stopped_and_resumed_equals_uninterrupted(algorithm, phase, tmp_path):
-    values = {"run__generations": 3, "learner__target_tau": 0.0}
-    whole = run(algorithm, tmp_path / "whole", **values)
+def test_stopped_and_resumed_equals_uninterrupted(algorithm, phase, done, tmp_path):
+    whole = run(algorithm, tmp_path / "whole")
     stop = Stop()
-    part = run(algorithm, tmp_path / "part", stop=stop, progress=StopAt(stop, phase), **values)
+    part = run(algorithm, tmp_path / "part", stop=stop, progress=StopAt(stop, phase, 2, done))
     assert part.counters.generation < 3
-    assert (part.books.pending is not None) == (phase[0] == "learning")
-    part.folder.unlock()
-    rest = run(algorithm, tmp_path / "part", again=True, **values)
-    assert lines(rest) == lines(whole)
-    one, other = flatten(whole.state), flatten(rest.state)
-    assert one.keys() == other.keys()
-    assert all(one[name].tobytes() == other[name].tobytes() for name in one)
+    assert (part.recorder.pending is not None) == (phase == "learning")
+    rest = run(algorithm, tmp_path / "part", again=True)
+    assert lines(tmp_path / "part") == lines(tmp_path / "whole")
+    assert same_state(whole.state, rest.state)

@@ -9,9 +9,11 @@ import numpy as np
 import pytest
 from probes import learner, td3
 from reach import STEPS, ReachTask
+from runs import Notes, OneRun
 from toys import ToyLearner, ToyTask, toy_algorithm
 
-from qdhuac import cli, presets
+from qdhuac import cli
+from qdhuac.algorithms import specs
 from qdhuac.errors import RunFailed
 from qdhuac.learning.replay import Batch
 from qdhuac.learning.updates import guard
@@ -19,8 +21,6 @@ from qdhuac.metrics import symptoms
 from qdhuac.store import checkpoint
 from qdhuac.store.run_folder import RunDir
 from qdhuac.training.build import build_algorithm
-from qdhuac.training.display import Silent
-from qdhuac.training.loop import Runner
 from qdhuac.types import Transition
 
 SMALL = {"emitter.batch_size": 6, "task.episode_length": STEPS, "learner.utd": 1e-6, "run.generations": 50}
@@ -57,10 +57,10 @@ class Poisoned:
 @pytest.mark.parametrize("value", [np.nan, np.inf])
 @pytest.mark.parametrize("source", ["fitness", "descriptor", "observation", "reward", "action"])
 def test_a_poisoned_evaluation_is_kept_out_counted_and_named(tmp_path, source, value):
-    settings = presets.make("qdhuac", "smoke", SMALL | {"run.failure_budget": 1})
+    settings = specs.make("qdhuac", "smoke", SMALL | {"run.failure_budget": 1})
     task = Poisoned(source, value)
     with RunDir.create(tmp_path / "run", settings) as folder:
-        runner = Runner(settings, task, build_algorithm(settings, ReachTask()), folder)
+        runner = OneRun(settings, task, build_algorithm(settings, ReachTask()), folder)
         runner.start()
         with pytest.raises(RunFailed, match=f"2 evaluations or updates.*most of them in: {source} \\(2\\)"):
             runner.run()
@@ -76,14 +76,14 @@ def test_a_poisoned_evaluation_is_kept_out_counted_and_named(tmp_path, source, v
 
 
 def test_a_genotype_that_is_not_finite_is_not_archived_however_fit():
-    settings = presets.make("dns", "smoke", {"emitter.batch_size": 6})
+    settings = specs.make("dns", "smoke", {"emitter.batch_size": 6})
     algorithm = build_algorithm(settings, ReachTask())
     state = algorithm.init(jax.random.key(0))
     emission = algorithm.ask(state)
     evaluation = ReachTask().evaluate(emission.genotypes, jax.random.key(1))
     poisoned = jax.tree.map(lambda x: x.at[1].set(jnp.nan), emission.genotypes)
-    state, record = algorithm.tell(state, emission._replace(genotypes=poisoned), evaluation)
-    assert int(record["rejected"]) == int(record["rejected_genotype"]) == 1
+    state, told = algorithm.tell(state, emission._replace(genotypes=poisoned), evaluation)
+    assert {name: int(n) for name, n in told.metrics.failures.items() if n} == {"genotype": 1}
     assert all(np.isfinite(leaf).all() for leaf in jax.tree.leaves(state.archive.genotypes))
 
 
@@ -110,7 +110,7 @@ def batch(obs=1.0, reward=1.0, n=16):
 def test_gradients_and_statistics_that_overflow_change_nothing(agent, huge):
     state = agent.init(jax.random.key(0))
     after, priorities, metrics = jax.jit(agent.update)(state, batch(**huge), jax.random.key(1))
-    assert int(metrics["count_skipped_critic"]) == 1
+    assert int(metrics.failures["critic"]) == 1
     assert np.isnan(priorities).all()
     same = jax.tree.map(np.array_equal, after._replace(updates=0), state._replace(updates=0))
     assert all(jax.tree.leaves(same))
@@ -126,11 +126,11 @@ def test_priorities_that_are_not_finite_are_counted_and_change_nothing():
     }
     moved = state._replace(log_temperature=state.log_temperature + 1)
     after, priorities, metrics = guard(state, moved, batch(), jnp.ones(16).at[3].set(jnp.inf), fine)
-    assert int(metrics["count_skipped_priorities"]) == 1
+    assert int(metrics.failures["priorities"]) == 1
     assert np.isnan(priorities).all()
     assert after.log_temperature == state.log_temperature
     *_, metrics = guard(state, moved, batch(), jnp.ones(16), fine)
-    assert int(metrics["count_skipped_priorities"]) == 0
+    assert int(metrics.failures["priorities"]) == 0
 
 
 HEALTHY = {
@@ -164,38 +164,37 @@ def test_symptoms(changes, symptom, words):
 
 
 class Diverging(ToyLearner):
-    """Its values double with every update."""
+    """Its values double with every generation, which has 30 updates."""
 
-    def learn(self, state, updates):
-        state, metrics = super().learn(state, updates)
-        size = 2.0 ** jnp.minimum(state.generation, 60)
-        return state, metrics | {"q_mean": size, "q_spread": jnp.float32(0), "critic_gradient_norm": jnp.float32(1)}
+    def init(self, key):
+        return super().init(key) | {"updates": jnp.int32(0)}
+
+    def learn(self, learner, replay, buffer, key, updates):
+        learner, buffer, metrics = super().learn(learner, replay, buffer, key, updates)
+        learner["updates"] += updates
+        size = 2.0 ** ((learner["updates"] + 29) // 30)
+        values = {"q_mean": size, "q_spread": jnp.float32(0), "critic_gradient_norm": jnp.float32(1)}
+        return learner, buffer, metrics._replace(means=metrics.means | values)
 
 
-def test_a_diverging_critic_is_told_at_once_in_the_metrics_and_at_the_end(make_runner, capsys, monkeypatch, tmp_path):
-    class Notes(Silent):
-        said = ()
+def diverging():
+    return dataclasses.replace(toy_algorithm(Diverging), value_range=(-1.0, 10.0))
 
-        def note(self, text):
-            self.said = (*self.said, text)
 
-    task = ToyTask()
-    task.support = (-1.0, 10.0)
-    runner = make_runner(learning=True, task=task, algorithm=toy_algorithm(Diverging), progress=Notes())
+def test_a_diverging_critic_is_told_at_once_in_the_metrics_and_at_the_end(make_runner, capsys, monkeypatch):
+    runner = make_runner(learning=True, algorithm=diverging(), progress=Notes())
     runner.run()
     rows = runner.folder.read_metrics()
     assert [row["warning_values"] for row in rows] == [0, 0, 0, 0, 1, 1]  # 2^5 is beyond 10 + 11
     assert not any(row["warning_gradients"] for row in rows)
     assert len(runner.progress.said) == 1
     assert "generation 5" in runner.progress.said[0]
-    assert runner.books.warnings[0].startswith("in 2 of 6 generations, first in 5: the critic's values (mean 64")
+    assert runner.recorder.warnings[0].startswith("in 2 of 6 generations, first in 5: the critic's values (mean 64")
 
     # It is remembered across a stop, and the command says it last.
     runner.folder.unlock()
-    monkeypatch.setattr("qdhuac.training.build.build_task", lambda settings: task)
-    monkeypatch.setattr(
-        "qdhuac.training.build.build_algorithm", lambda settings, task, outside=None: toy_algorithm(Diverging)
-    )
+    monkeypatch.setattr("qdhuac.training.build.build_task", lambda settings: ToyTask())
+    monkeypatch.setattr("qdhuac.training.build.build_algorithm", lambda settings, task, outside=None: diverging())
     monkeypatch.setattr("qdhuac.environment.prepare_jax", lambda: None)
     assert cli.main(["resume", str(runner.folder.path), "--generations", "7"]) == 0
     assert "warning: in 3 of 7 generations, first in 5: the critic's values" in capsys.readouterr().err
