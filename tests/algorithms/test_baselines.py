@@ -11,6 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from reach import STEPS, ReachTask, generation, made_by, numbers
+from runs import OneRun as Runner
 
 from qdhuac import presets
 from qdhuac.emitters.base import Seen
@@ -19,7 +20,6 @@ from qdhuac.store.arrays import flatten
 from qdhuac.store.run_folder import RunDir
 from qdhuac.training.build import build_algorithm
 from qdhuac.training.display import Silent
-from qdhuac.training.loop import Runner
 from qdhuac.training.signals import Stop
 
 BASELINES = ("pga_me", "qd_pg", "dcrl_me")
@@ -140,7 +140,7 @@ def test_stopped_and_resumed_equals_uninterrupted_however_it_is_chunked(trained,
     whole = run(name, tmp_path / "whole", run__generations=2)
     stop = Stop()
     part = run(name, tmp_path / "part", run__generations=2, stop=stop, progress=StopAt(stop))
-    assert part.books.pending is not None
+    assert part.recorder.pending is not None
     part.folder.unlock()
     rest = run(name, tmp_path / "part", run__generations=2, again=True)
     assert lines(rest) == lines(whole) == trained[-1][:2]

@@ -331,20 +331,20 @@ def test_no_write_permission_is_refused_at_once(capsys, here, toys, monkeypatch)
 
 def test_a_run_stopped_while_it_learns_from_its_last_steps_can_be_resumed(capsys, here, toys, monkeypatch):
     """Its steps are all collected, but their updates and its last line are still owed."""
-    from qdhuac.training.loop import Runner
+    from qdhuac.training.loop import Trainer
 
-    learn = Runner._learn_what_is_owed
+    learn = Trainer._learn_what_is_owed
 
-    def interrupted(self, pending):
-        if self.counters.generation == 1:
+    def interrupted(self, going):
+        if self.recorders[0].counters.generation == 1:
             self.stop.request(signal.SIGTERM)
-        return learn(self, pending)
+        return learn(self, going)
 
     run = ["--preset", "smoke", "--env-steps", "120", "--set", "learner.utd=0.5", "run.chunk=7"]
-    monkeypatch.setattr(Runner, "_learn_what_is_owed", interrupted)
+    monkeypatch.setattr(Trainer, "_learn_what_is_owed", interrupted)
     assert cli.main(["train", *run, "--run-dir", "run"]) == 143
     assert "resume with: qdhuac resume run" in capsys.readouterr().out
-    monkeypatch.setattr(Runner, "_learn_what_is_owed", learn)
+    monkeypatch.setattr(Trainer, "_learn_what_is_owed", learn)
     assert cli.main(["resume", "run"]) == 0
     lines = [json.loads(line) for line in (here / "run/metrics.jsonl").read_text().splitlines()]
     assert [(line["env_steps"], line["gradient_updates"]) for line in lines] == [(60, 30), (120, 60)]

@@ -70,9 +70,7 @@ def run(arguments: argparse.Namespace) -> int:
     loggers.check(arguments.log)
     path = _default_folder(settings) if arguments.run_dir is None else Path(arguments.run_dir)
     outside = specs.algorithm(settings.algorithm) if ":" in (arguments.algorithm or "") else None
-    code = launch.train(
-        settings, path, seeds=arguments.seeds, process=together, log=arguments.log, algorithm=outside
-    )
+    code = launch.train(settings, path, seeds=arguments.seeds, process=together, log=arguments.log, algorithm=outside)
     if code == 0 and together.rank == 0:
         write_reports(path)
     return code

@@ -1,0 +1,77 @@
+"""An algorithm, an archive and an emitter from outside of the package: imported when the user says so, never else."""
+
+import sys
+
+import outside
+import pytest
+from reach import ReachTask
+from runs import lines
+
+import qdhuac
+from qdhuac import cli
+from qdhuac.errors import UserError
+
+ARCHIVE = {"archive.kind": "outside:NEWEST"}
+GOAL = {"run.generations": 3}
+
+
+@pytest.fixture
+def reach(monkeypatch):
+    """Let the command line build a toy instead of a robot."""
+    monkeypatch.setattr("qdhuac.training.build.build_task", lambda settings: ReachTask())
+
+
+def test_from_python(tmp_path, monkeypatch):
+    options = {"algorithm": outside.SPEC, "preset": "smoke"}
+    settings = {**ARCHIVE, "nudge.size": 0.2}
+    qdhuac.train(ReachTask(), tmp_path / "whole", settings=settings, **options)
+    run = qdhuac.train(ReachTask(), tmp_path / "part", settings=settings | GOAL, **options)
+    assert run.config.algorithm == "own:nudge"
+    assert run.config.settings["nudge"] == {"batch_size": 6, "size": 0.2}
+    assert run.metadata["operators"] == ["random", "nudge"]
+    assert sorted(run.archive["provenance/id"]) == list(range(2, 18))  # the newest 16 of 18
+    more = {"run.generations": 5}
+    for given, asked in (
+        ({}, r"--algorithm: the run has one from outside of qdhuac; give it again: --algorithm own:nudge"),
+        ({"algorithm": "dns"}, r"--algorithm dns: the run was trained with own:nudge"),
+        ({"algorithm": outside.SPEC}, r"give it again: archive\.kind=outside:NEWEST"),
+    ):
+        with pytest.raises(UserError, match=asked):
+            qdhuac.resume(ReachTask(), tmp_path / "part", more, **given)
+    with monkeypatch.context() as elsewhere:
+        elsewhere.setitem(sys.modules, "outside", None)  # where the module cannot be imported
+        assert cli.main(["export", str(tmp_path / "part"), "--output", str(tmp_path / "policies")]) == 0
+    qdhuac.resume(ReachTask(), tmp_path / "part", more | ARCHIVE, algorithm=outside.SPEC)
+    assert lines(tmp_path / "part") == lines(tmp_path / "whole")
+
+
+def test_from_the_command_line(tmp_path, monkeypatch, reach, capsys, refused):
+    given = ["--algorithm", "outside:SPEC", "--set", "archive.kind=outside:NEWEST"]
+    folder = tmp_path / "run"
+    assert cli.main(["train", "--preset", "smoke", "--run-dir", str(folder), *given, "nudge.size=0.3"]) == 0
+    assert len(lines(folder)) == 5
+
+    with monkeypatch.context() as elsewhere:
+        elsewhere.setitem(sys.modules, "outside", None)  # where the module cannot be imported
+        run = qdhuac.load(folder)
+        assert run.config.algorithm == "outside:SPEC"
+        assert run.best.fitness == run.fitness.max()
+        assert cli.main(["report", str(folder)]) == 0
+        assert "cannot be imported" in refused("resume", str(folder), "--generations", "7", *given)
+    assert "give it again: --algorithm outside:SPEC" in refused("resume", str(folder), "--generations", "7")
+    assert cli.main(["resume", str(folder), "--generations", "7", *given]) == 0
+    assert len(lines(folder)) == 7
+
+
+@pytest.mark.parametrize(
+    ("given", "words"),
+    [
+        (["--algorithm", "outside:NOTHING"], "algorithm='outside:NOTHING': cannot be imported"),
+        (["--algorithm", "outside:NEWEST"], "expected a qdhuac AlgorithmSpec, got ArchiveSpec"),
+        (["--set", "archive.kind=outside:SPEC"], "expected a qdhuac ArchiveSpec, got AlgorithmSpec"),
+        (["--set", "archive.kind=nowhere:A"], "archive.kind='nowhere:A': cannot be imported"),
+    ],
+)
+def test_what_is_not_there_is_refused(tmp_path, refused, given, words):
+    assert words in refused("train", "--preset", "smoke", "--run-dir", str(tmp_path / "run"), *given)
+    assert not list(tmp_path.iterdir())
