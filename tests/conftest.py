@@ -7,7 +7,9 @@ import tempfile
 # Before JAX starts, for this process, pytest's workers and all their children: a CPU that is four devices, and one
 # cache of compiled programs, since most trainers compile the same toys.
 os.environ.setdefault("JAX_PLATFORMS", "cpu")
-os.environ.setdefault("QDHUAC_TESTS", os.environ.get("JAX_COMPILATION_CACHE_DIR") or f"{tempfile.gettempdir()}/qdhuac-tests-{os.getpid()}")
+os.environ.setdefault(
+    "QDHUAC_TESTS", os.environ.get("JAX_COMPILATION_CACHE_DIR") or f"{tempfile.gettempdir()}/qdhuac-tests-{os.getpid()}"
+)
 os.environ.update(
     XLA_FLAGS="--xla_force_host_platform_device_count=4",
     QDHUAC_CACHE=os.environ["QDHUAC_TESTS"],

@@ -5,7 +5,7 @@ import dataclasses
 import jax
 import jax.numpy as jnp
 
-from qdhuac import presets
+from qdhuac.algorithms import specs
 from qdhuac.algorithms.evolution import evolution
 from qdhuac.archives.dns import DominatedNoveltyArchive
 from qdhuac.types import Evaluation, Metrics, Task
@@ -71,4 +71,4 @@ def toy_config(learning=False, **overrides):
     values = {"run.generations": 6, "run.chunk": 7, "run.checkpoint_minutes": 1000.0}
     values |= {"learner.utd": 0.5} if learning else {}
     values |= {name.replace("__", "."): value for name, value in overrides.items()}
-    return presets.make("qdhuac" if learning else "dns", "smoke", values)
+    return specs.make("qdhuac" if learning else "dns", "smoke", values)

@@ -8,8 +8,8 @@ import jax.numpy as jnp
 import pytest
 from jax.sharding import AbstractMesh, AxisType
 
-from qdhuac import presets
 from qdhuac import sharding as devices
+from qdhuac.algorithms import specs
 from qdhuac.training.build import build
 from qdhuac.training.program import Program
 
@@ -19,7 +19,7 @@ PLATFORMS = ("cuda", "tpu")
 @pytest.fixture(scope="module")
 def parts():
     """Task and program of the paper's preset, and the shapes of a state and an emission."""
-    task, algorithm = build(presets.make("qdhuac", "paper", {"task.backend": "mjx"}))
+    task, algorithm = build(specs.make("qdhuac", "paper", {"task.backend": "mjx"}))
     program = Program.of(task, algorithm)
     state = jax.eval_shape(program.init, jax.random.key(0))
     return task, program, state, jax.eval_shape(program.ask, state)
@@ -38,7 +38,7 @@ def test_the_program(parts):
     assert_lowered(program.init, jax.eval_shape(lambda: jax.random.key(0)))
     assert_lowered(program.ask, state)
     learnt = assert_lowered(program.learn, state, jax.ShapeDtypeStruct((), jnp.int32))
-    batch = presets.make("qdhuac", "paper").settings.learner.batch_size
+    batch = specs.make("qdhuac", "paper").settings.learner.batch_size
     assert f"tensor<{2 * batch}x" in str(learnt.mlir_module())  # the joint batch is there, nothing was cut away
 
 
@@ -55,6 +55,6 @@ def test_cut_over_two_devices(parts):
         # A new function each: the others were traced without a mesh.
         learnt = assert_lowered(lambda *x: program.learn(*x), state, jax.ShapeDtypeStruct((), jnp.int32))
         found = assert_lowered(lambda *x: task._rollout(*x), emission.genotypes, key, emission.exploration)
-    batch = presets.make("qdhuac", "paper").settings.learner.batch_size
+    batch = specs.make("qdhuac", "paper").settings.learner.batch_size
     assert f'<@mesh, [{{"devices"}}, {{}}]> : tensor<{batch}x' in str(learnt.mlir_module())
     assert 'manual_axes={"devices"}' in str(found.mlir_module())
