@@ -13,7 +13,7 @@ import pytest
 from reach import STEPS, ReachTask, generation, made_by, numbers
 from runs import OneRun as Runner
 
-from qdhuac import presets
+from qdhuac.algorithms import specs
 from qdhuac.emitters.base import Seen
 from qdhuac.errors import UserError
 from qdhuac.store.arrays import flatten
@@ -39,9 +39,7 @@ SMALL = {
 
 
 def settings(algorithm, **overrides):
-    return presets.make(
-        algorithm, "smoke", SMALL | {name.replace("__", "."): value for name, value in overrides.items()}
-    )
+    return specs.make(algorithm, "smoke", SMALL | {name.replace("__", "."): value for name, value in overrides.items()})
 
 
 def make(algorithm, **overrides):

@@ -11,7 +11,7 @@ import pytest
 from reach import STEPS, ReachTask, generation, made_by, numbers
 
 from qdhuac import config as configuration
-from qdhuac import presets
+from qdhuac.algorithms import specs
 from qdhuac.emitters import gradient
 from qdhuac.emitters.base import Seen
 from qdhuac.emitters.gradient import gradient_mutation
@@ -30,7 +30,7 @@ def make(**overrides):
         "archive.neighbours": 3,
         "replay.capacity": 4000,
     } | {name.replace("__", "."): value for name, value in overrides.items()}
-    config = presets.make("qdhuac", "smoke", values)
+    config = specs.make("qdhuac", "smoke", values)
     task = ReachTask()
     return task, build_algorithm(config, task)
 
@@ -76,7 +76,7 @@ def test_results_of_a_wrong_shape_are_refused_by_name(algorithm, name, change):
     if (algorithm == "dns" and "transitions" in name) or (algorithm != "qd_pg" and "contacts" in name):
         pytest.skip("it does not look at them")
     task = ReachTask(contacts=algorithm == "qd_pg")
-    ring = build_algorithm(presets.make(algorithm, "smoke", {"task.episode_length": STEPS}), task)
+    ring = build_algorithm(specs.make(algorithm, "smoke", {"task.episode_length": STEPS}), task)
     state = ring.init(jax.random.key(0))
     emission = ring.ask(state)
     evaluation = task.evaluate(emission.genotypes, jax.random.key(1), emission.exploration)

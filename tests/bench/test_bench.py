@@ -7,7 +7,8 @@ import jax
 import jax.numpy as jnp
 import pytest
 
-from qdhuac import bench, cli, presets
+from qdhuac import bench, cli
+from qdhuac.algorithms import specs
 from qdhuac.bench import archive, learner, replay, rollout
 from qdhuac.bench.learner import Product
 from qdhuac.bench.timing import best_times
@@ -40,7 +41,7 @@ def test_flop_is_the_hand_count():
 
 
 def test_flop_agrees_with_the_cost_that_xla_sees():
-    settings = presets.make("qdhuac", "laptop", {"critic.critics": 1, "replay.capacity": 1000})
+    settings = specs.make("qdhuac", "laptop", {"critic.critics": 1, "replay.capacity": 1000})
     agent, buffer = learner.build(settings)
     key = jax.random.key(0)
     state = jax.eval_shape(agent.init, key)
@@ -52,7 +53,7 @@ def test_flop_agrees_with_the_cost_that_xla_sees():
 
 def test_replay_is_updated_in_place():
     """At this capacity a single copy of the rows would show: the network's own buffers are a hundredth of them."""
-    settings = presets.make("qdhuac", "smoke", SMALLEST | {"replay.capacity": 500_000})
+    settings = specs.make("qdhuac", "smoke", SMALLEST | {"replay.capacity": 500_000})
     agent, buffer = learner.build(settings)
     state, rows = jax.eval_shape(agent.init, jax.random.key(0)), jax.eval_shape(buffer.init)
     learn = jax.jit(lambda s, b, k, n: agent.learn(s, buffer, b, k, n), donate_argnums=(0, 1))

@@ -13,7 +13,8 @@ import pytest
 from safetensors.numpy import load_file
 
 import qdhuac
-from qdhuac import cli, presets
+from qdhuac import cli
+from qdhuac.algorithms import specs
 from qdhuac.cli.common import choose
 from qdhuac.errors import UserError
 from qdhuac.exchange import export as write
@@ -30,7 +31,7 @@ DESCRIPTOR = np.array([[0.1], [0.5], [0.8]], np.float32)
 def make_run(path, policy=HOPPER, fitness=FITNESS):
     """A run folder with policies for Hopper that were never trained; their weights are large enough to saturate."""
     task = {"task.name": "hopper", "task.backend": "native", "policy.hidden": policy.hidden}
-    settings = presets.make("dns", "smoke", task)
+    settings = specs.make("dns", "smoke", task)
     with RunDir.create(path, settings) as folder:
         for generation in (1, 2):
             folder.append_metrics({"generation": generation, "env_steps": 10 * generation, "qd_score": None})

@@ -11,8 +11,7 @@ import pytest
 from probes import learner
 from reach import STEPS, ReachTask
 
-from qdhuac import presets
-from qdhuac.algorithms import qdhuac
+from qdhuac.algorithms import qdhuac, specs
 from qdhuac.archives.dns import DominatedNoveltyArchive
 from qdhuac.learning import probe
 from qdhuac.store.arrays import flatten
@@ -126,7 +125,7 @@ def algorithm(watched):
         "emitter.exploration_rollouts": 1,
         "run.generations": 4,
     }
-    settings = presets.make("qdhuac", "smoke", values).settings
+    settings = specs.make("qdhuac", "smoke", values).settings
     return qdhuac.build(settings, ReachTask(), DominatedNoveltyArchive(16, 3))
 
 

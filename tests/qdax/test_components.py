@@ -17,7 +17,7 @@ from qdax.core.neuroevolution.losses.td3_loss import make_td3_loss_fn
 from qdax.core.neuroevolution.networks.networks import MLP, QModule
 from qdax.utils.metrics import default_qd_metrics
 
-from qdhuac import presets
+from qdhuac.algorithms import specs
 from qdhuac.algorithms.engine import empty_offspring_like
 from qdhuac.archives.grid import GridArchive
 from qdhuac.emitters.gradient import gradient_mutation
@@ -33,7 +33,7 @@ OBS, ACTIONS, ROWS = 5, 3, 64
 HIDDEN = (16, 16)
 POLICY = Policy(OBS, ACTIONS, HIDDEN)
 THEIR_POLICY = MLP((*HIDDEN, ACTIONS), final_activation=jnp.tanh)
-CONFIG = presets.make("pga_me", "laptop", {"critic.width": 16, "learner.batch_size": ROWS})
+CONFIG = specs.make("pga_me", "laptop", {"critic.width": 16, "learner.batch_size": ROWS})
 LEARNER = TD3Learner(POLICY, CONFIG.critic, CONFIG.learner)
 
 

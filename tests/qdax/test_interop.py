@@ -18,8 +18,7 @@ from qdax.utils.metrics import default_qd_metrics
 from qdax.utils.plotting import plot_2d_map_elites_repertoire
 from reach import POLICY, STEPS, ReachTask
 
-from qdhuac import presets
-from qdhuac.algorithms import dcrl_me, pga_me, qd_pg, qdhuac
+from qdhuac.algorithms import dcrl_me, pga_me, qd_pg, qdhuac, specs
 from qdhuac.algorithms.engine import empty_offspring_like
 from qdhuac.algorithms.evolution import Evolution
 from qdhuac.archives import DominatedNoveltyArchive, GridArchive
@@ -156,7 +155,7 @@ def algorithm(name, contacts=False, **more):
         "critic.width": 32,
         "emitter.exploration_rollouts": 0,
     }
-    config = presets.make(name, "smoke", overrides | more)
+    config = specs.make(name, "smoke", overrides | more)
     build = {"pga_me": pga_me, "qd_pg": qd_pg, "qdhuac": qdhuac, "dcrl_me": dcrl_me}[name].from_config
     return build(config, ReachTask(contacts=contacts), DominatedNoveltyArchive(8))
 

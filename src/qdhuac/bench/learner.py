@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from qdhuac import presets
+from qdhuac.algorithms import specs
 from qdhuac.bench.replay import filled, sample_and_set
 from qdhuac.bench.timing import Result, Stepper, best_times
 from qdhuac.config import Config
@@ -106,7 +106,7 @@ def flop(learner: TargetFreeLearner) -> float:
 def measure() -> Iterator[Result]:
     """The paper's shapes with one and two critics, and the laptop preset."""
     for case, (preset, changes) in CASES.items():
-        yield from _measure(case, presets.make("qdhuac", preset, changes))
+        yield from _measure(case, specs.make("qdhuac", preset, changes))
 
 
 def build(settings: Config) -> tuple[TargetFreeLearner, Replay]:

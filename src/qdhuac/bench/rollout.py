@@ -10,7 +10,7 @@ from collections.abc import Iterator
 import jax
 import jax.numpy as jnp
 
-from qdhuac import presets
+from qdhuac.algorithms import specs
 from qdhuac.bench.timing import Result, best_times
 from qdhuac.training.build import build_task
 
@@ -30,7 +30,7 @@ def measure(tasks: tuple[str, ...] = TASKS) -> Iterator[Result]:
         for backend in BACKENDS:
             changes = {"task.name": name, "task.backend": backend, "task.episode_length": STEPS}
             changes["task.after_termination"] = "reset"
-            task = build_task(presets.make("dns", "laptop", changes))
+            task = build_task(specs.make("dns", "laptop", changes))
             genotypes = jax.vmap(task.policy.init)(jax.random.split(key, BATCH))
             calls[backend] = lambda task=task, genotypes=genotypes: jnp.asarray(task.evaluate(genotypes, key).steps)
             simulated[backend] = int(calls[backend]().sum())
