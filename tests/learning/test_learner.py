@@ -5,6 +5,7 @@ from __future__ import annotations
 import jax
 import jax.numpy as jnp
 import numpy as np
+import optax
 import pytest
 from probes import OBS, SECOND, START, choose, endless, learner, one_step, train, two_steps, update
 
@@ -114,18 +115,26 @@ def joint_pass(agent, state, batch, params, target_params):
     return -jnp.mean(jnp.sum(target * jax.nn.log_softmax(logits), -1))
 
 
-def test_a_scalar_critic_has_the_squared_error_to_the_lower_target_of_the_same_joint_pass():
-    agent = learner(kind="scalar")
+@pytest.mark.parametrize("target_tau", [0.0, 0.05])
+def test_a_scalar_critic_has_the_squared_error_to_the_lower_target_of_the_same_joint_pass(target_tau):
+    """With target networks these make the second half of a joint pass of their own."""
+    agent = learner(kind="scalar", target_tau=target_tau)
     state = agent.init(jax.random.key(0))
+    if target_tau:
+        state = state._replace(targets=agent.init(jax.random.key(1)).critics)
     batch = make_batch(agent)
     t, n = batch.transition, len(batch.weights)
     next_action, log_prob = agent.policy.sample(
         *state.actor, t.next_obs, jax.random.normal(jax.random.key(3), t.action.shape)
     )
     obs, action = jnp.concatenate([t.obs, t.next_obs]), jnp.concatenate([t.action, next_action])
-    pairs = zip(state.critics, state.stats, strict=True)
-    both = np.stack([agent.critic.apply(p, s, obs, action, train=True)[0] for p, s in pairs])[..., 0]
-    target = t.reward + 0.5 * (both[:, n:].min(0) - np.exp(state.log_temperature) * log_prob)
+
+    def outputs(critics):
+        pairs = zip(critics, state.stats, strict=True)
+        return np.stack([agent.critic.apply(p, s, obs, action, train=True)[0] for p, s in pairs])[..., 0]
+
+    both, lagging = outputs(state.critics), outputs(state.targets or state.critics)
+    target = t.reward + 0.5 * (lagging[:, n:].min(0) - np.exp(state.log_temperature) * log_prob)
     loss, (_, priorities, metrics) = agent.critic_loss(state.critics, state, batch, jax.random.key(3))
     np.testing.assert_allclose(loss, np.square(both[:, :n] - target).mean(1).sum(), rtol=1e-5)
     np.testing.assert_allclose(priorities, np.abs(both[:, :n] - target).mean(0), rtol=1e-4, atol=1e-6)
@@ -182,17 +191,30 @@ def constant(agent, state, *values):
 
 @KINDS
 def test_the_target_is_the_reward_and_unless_terminal_the_lower_critics_discounted_soft_value(kind):
-    agent = learner(kind=kind)
+    agent = learner(kind=kind, reward_scale=0.5, v_min=-10.0, v_max=10.0)
     state = agent.init(jax.random.key(0))._replace(log_temperature=jnp.log(1.0))
-    batch = make_batch(agent, reward=jnp.linspace(-1.5, 2.5, 32), terminal=jnp.arange(32.0) % 2)
+    batch = make_batch(agent, reward=jnp.linspace(-3.0, 5.0, 32), terminal=jnp.arange(32.0) % 2)
     t, key = batch.transition, jax.random.key(3)
     log_prob = agent.policy.sample(*state.actor, t.next_obs, jax.random.normal(key, t.action.shape))[1]
-    target = np.asarray(t.reward + 0.5 * (1.0 - t.terminal) * (-2.0 - log_prob))
+    target = np.asarray(0.5 * t.reward + 0.5 * (1.0 - t.terminal) * (-2.0 - log_prob))
     assert np.any(np.abs(target) < 1.0)  # between the critics, where errors have opposite signs, ...
     assert np.any(target < -2.1)  # ... and beyond them, where the target decides their mean
     for pair in ((-2.0, 1.0), (1.0, -2.0)):
-        _, (_, priorities, _) = agent.critic_loss(constant(agent, state, *pair), state, batch, key)
-        np.testing.assert_allclose(priorities, 0.5 * (np.abs(target + 2.0) + np.abs(target - 1.0)), rtol=1e-3)
+        loss, (_, priorities, metrics) = agent.critic_loss(constant(agent, state, *pair), state, batch, key)
+        errors = 0.5 * (np.abs(target + 2.0) + np.abs(target - 1.0))
+        np.testing.assert_allclose(priorities, errors, rtol=1e-3)
+        expected = {"critic_loss": float(loss) / 2, "q_mean": -1.0, "q_spread": 3.0, "q_disagreement": 6.0}
+        expected |= {"td_error": 2 * np.mean(errors), "td_error_spread": 2 * np.std(errors)}
+        assert {name: float(metrics[name]) for name in expected} == pytest.approx(expected, rel=1e-3)
+
+
+def test_the_mass_of_the_target_beyond_the_support_is_reported():
+    agent = learner()
+    state = agent.init(jax.random.key(0))
+    batch = make_batch(agent, reward=jnp.repeat(jnp.array([100.0, -100.0, 0.0, 1.0]), jnp.array([4, 8, 10, 10])))
+    *_, metrics = agent.critic_loss(constant(agent, state, 1.0, 1.0), state, batch, jax.random.key(3))[1]
+    found = [float(metrics[name]) for name in ("clipped_above", "clipped_below")]
+    assert found == pytest.approx([4 / 32, 8 / 32], abs=1e-4)
 
 
 @KINDS
@@ -248,14 +270,15 @@ def test_near_an_end_of_the_support_the_start_is_still_the_initial_value(support
     np.testing.assert_allclose(start, 0.0, atol=15.0)  # an Ant that stands still is worth 100
 
 
-RATES = learner(critic_learning_rate=2e-3, actor_learning_rate=5e-4, temperature_learning_rate=1e-2)
+RATES = learner(critic_learning_rate=2e-3, actor_learning_rate=5e-4, temperature_learning_rate=1e-2, policy_delay=2)
 
 
 @pytest.fixture(scope="module")
 def first_update():
     """A state before and after its first update, in which every optimiser is one of its own."""
     state = RATES.init(jax.random.key(0))
-    return state, update(RATES, state, make_batch(RATES), jax.random.key(0))[0]
+    after, _, metrics = update(RATES, state, make_batch(RATES), jax.random.key(0))
+    return state, after, metrics.means
 
 
 def largest_step(before, after):
@@ -264,11 +287,24 @@ def largest_step(before, after):
 
 def test_critic_actor_and_temperature_each_have_their_own_learning_rate(first_update):
     """Adam's first step is as long as the learning rate."""
-    before, after = first_update
-    heads = [[critic["head"] for critic in state.critics] for state in first_update]  # nothing projects these
+    before, after, metrics = first_update
+    heads = [[critic["head"] for critic in state.critics] for state in (before, after)]  # nothing projects these
     assert largest_step(*heads) == pytest.approx(2e-3, rel=0.01)
     assert largest_step(before.actor, after.actor) == pytest.approx(5e-4, rel=0.01)
     assert largest_step(before.log_temperature, after.log_temperature) == pytest.approx(1e-2, rel=0.01)
+    # All weights of columns with unit norm move by the learning rate: 3 inputs, and two layers of 32.
+    assert metrics["effective_learning_rate"] == pytest.approx(2e-3 * np.sqrt((3 + 32 + 32) / 3), rel=0.1)
+
+
+def test_the_actors_gradient_norm_and_entropy_are_those_of_its_loss(first_update):
+    """Twice, so that the mean over all updates is right although the actor only moves in every second one."""
+    before, after, metrics = first_update
+    t = make_batch(RATES).transition
+    noise = jax.random.normal(jax.random.split(jax.random.key(0))[1], t.action.shape)
+    learnt = after._replace(log_temperature=before.log_temperature)  # the critics move before the actor
+    (_, entropy), grad = jax.value_and_grad(RATES.actor_loss, has_aux=True)(before.actor, learnt, t.obs, noise)
+    assert metrics["actor_gradient_norm"] == pytest.approx(2.0 * float(optax.global_norm(grad)), rel=1e-3)
+    assert metrics["entropy"] == pytest.approx(2.0 * float(entropy), rel=1e-4)
 
 
 def test_hidden_kernels_are_on_the_unit_sphere_after_an_update(first_update):
@@ -298,14 +334,12 @@ def test_a_poisoned_batch_changes_nothing_and_is_counted(field):
 
 
 def test_policy_delay_updates_the_actor_every_second_time():
-    agent = learner(policy_delay=2)
-    state = agent.init(jax.random.key(0))
+    state = RATES.init(jax.random.key(0))
     moved = []
     for i in range(4):
-        new, _, _ = agent.update(state, make_batch(agent, seed=i), jax.random.key(i))
-        moved.append(
-            any(bool(jnp.any(a != b)) for a, b in zip(*map(jax.tree.leaves, (new.actor, state.actor)), strict=True))
-        )
+        new, _, metrics = update(RATES, state, make_batch(RATES, seed=i), jax.random.key(i))
+        moved.append(largest_step(new.actor, state.actor) > 0.0)
+        assert [bool(metrics.means[name] != 0.0) for name in ("actor_gradient_norm", "entropy")] == [moved[-1]] * 2
         state = new
     assert moved == [True, False, True, False]
 
@@ -313,7 +347,7 @@ def test_policy_delay_updates_the_actor_every_second_time():
 def test_polyak_target_lags_by_tau():
     agent = learner(target_tau=0.25)
     state = agent.init(jax.random.key(0))
-    after, _, _ = agent.update(state, make_batch(agent), jax.random.key(0))
+    after, _, _ = update(agent, state, make_batch(agent), jax.random.key(0))
     for target, old, new in zip(*map(jax.tree.leaves, (after.targets, state.targets, after.critics)), strict=True):
         np.testing.assert_allclose(target, 0.75 * old + 0.25 * new, atol=1e-6)
 

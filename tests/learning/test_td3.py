@@ -5,6 +5,7 @@ from __future__ import annotations
 import jax
 import jax.numpy as jnp
 import numpy as np
+import optax
 import pytest
 from probes import ACTIONS, OBS, SECOND, START, choose, endless, one_step, td3, train, two_steps, update
 
@@ -76,9 +77,9 @@ def test_actor_finds_the_best_action_and_the_critics_the_shape_of_the_reward():
 
 
 def test_the_lower_target_critic_decides_and_only_where_the_episode_goes_on():
-    agent = td3(discount=0.5)
+    agent = td3(discount=0.5, reward_scale=0.5)
     terminal = jnp.array([0.0, 1.0, 0.0])
-    batch = make_batch(3, reward=jnp.array([1.0, 2.0, 3.0]), terminal=terminal)
+    batch = make_batch(3, reward=jnp.array([2.0, 4.0, 6.0]), terminal=terminal)
     state = agent.init(jax.random.key(0))
     for pair in ((4.0, 10.0), (10.0, 4.0)):
         state = state._replace(target_critics=constant(agent, *pair))
@@ -89,7 +90,9 @@ def test_the_lower_target_critic_decides_and_only_where_the_episode_goes_on():
         loss, (priorities, metrics) = agent.critic_loss(constant(agent, 0, 4), state, weighted, jax.random.key(1))
         np.testing.assert_allclose(loss, np.mean([9, 8, 12.5]) + np.mean([1, 8, 0.5]), rtol=1e-6)
         np.testing.assert_allclose(priorities, [2.0, 2.0, 3.0], rtol=1e-6)
-        assert metrics["q_disagreement"] == pytest.approx(4.0)
+        expected = {"critic_loss": 6.5, "q_mean": 4, "q_spread": 4, "q_disagreement": 8, "td_error": 14 / 3}
+        expected |= {"td_error_spread": 2 * np.std([2, 2, 3])}
+        assert {name: float(value) for name, value in metrics.items()} == pytest.approx(expected, rel=1e-5)
 
 
 def test_the_targets_action_is_smoothed_and_clipped_twice():
@@ -114,13 +117,19 @@ RATES = td3(critic_learning_rate=2e-3, actor_learning_rate=5e-4, target_tau=0.25
 
 def test_critics_and_actor_each_have_their_own_learning_rate():
     """Adam's first step is as long as the learning rate; the actor's is the second update."""
-    states = [RATES.init(jax.random.key(0))]
+    states, norms = [RATES.init(jax.random.key(0))], []
     for i in range(2):
-        states.append(update(RATES, states[-1], make_batch(seed=i), jax.random.key(i))[0])
+        state, _, metrics = update(RATES, states[-1], make_batch(seed=i), jax.random.key(i))
+        states.append(state)
+        norms.append(float(metrics.means["actor_gradient_norm"]))
     for part, before, rate in (("critics", 0, 2e-3), ("actor", 1, 5e-4)):
         pair = (jax.tree.leaves(getattr(state, part)) for state in states[before : before + 2])
         largest = max(float(jnp.max(jnp.abs(x - y))) for x, y in zip(*pair, strict=True))
         assert largest == pytest.approx(rate, rel=0.01)
+    # Twice the norm, so that the mean over all updates is right although the actor only moves in every second one.
+    obs = make_batch(seed=1).transition.obs
+    grad = jax.grad(lambda actor: jnp.mean(RATES.value(states[2], obs, RATES.policy.act(actor, obs))))(states[1].actor)
+    assert norms == pytest.approx([0.0, 2.0 * float(optax.global_norm(grad))], rel=1e-4)
 
 
 def test_targets_follow_by_tau_and_the_actor_every_second_time():

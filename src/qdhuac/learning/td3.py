@@ -129,7 +129,7 @@ class TD3Learner:
     ) -> tuple[Array, tuple[Array, Means]]:
         """Squared error of every critic to the common target, summed over the critics."""
         t = batch.transition
-        target = jax.lax.stop_gradient(self.target(state, t, key))
+        target = self.target(state, t, key)  # it does not depend on `critics`
         q = self.q(critics, t.obs, t.action)  # [critics, B]
         loss = jnp.sum(jnp.mean(batch.weights * jnp.square(q - target), axis=1))
         priorities = jnp.mean(jnp.abs(q - target), axis=0)
