@@ -69,6 +69,8 @@ def test_clipped_mass_counts_only_what_lies_outside():
     below, above = categorical.clipped_mass(p, jnp.array([-1.5]), jnp.array([1.0]), ATOMS)
     assert float(below[0]) == pytest.approx(2.0 / 13.0, abs=1e-6)  # -2 and -1 move to -3.5 and -2.5
     assert float(above[0]) == 0.0
+    at_the_ends = categorical.clipped_mass(p, jnp.zeros(1), jnp.ones(1), ATOMS)  # where they are, atoms are within
+    assert [float(mass[0]) for mass in at_the_ends] == [0.0, 0.0]
 
 
 def test_a_terminal_target_is_the_reward():

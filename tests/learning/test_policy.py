@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from qdhuac.learning.policy import Policy
+from qdhuac.learning.policy import Policy, dense_init
 
-POLICY = Policy(2, 3, (8,))
+POLICY = Policy(2, 3, (16, 8))
 PARAMS = POLICY.init(jax.random.key(0))
 
 
@@ -23,6 +23,26 @@ def squeezed(head, noise):
     """How far noise moves the action before its tanh."""
     obs, noise = jnp.full((1, 2), 0.1), jnp.full((1, 3), noise)
     return np.arctanh(POLICY.sample(PARAMS, head, obs, noise)[0]) - np.arctanh(POLICY.act(PARAMS, obs))
+
+
+def test_the_forward_pass_is_relu_layers_and_a_tanh():
+    obs = np.random.default_rng(0).normal(size=(5, 2))
+    params = jax.tree.map(lambda x: np.asarray(x, float) + 0.1, PARAMS)  # with biases
+    layers = [params[f"Dense_{i}"] for i in range(3)]
+    x = obs
+    for layer in layers[:2]:
+        x = np.maximum(x @ layer["kernel"] + layer["bias"], 0.0)
+    np.testing.assert_allclose(POLICY.features(params, obs), x, rtol=1e-5)
+    np.testing.assert_allclose(POLICY.act(params, obs), np.tanh(x @ layers[2]["kernel"] + layers[2]["bias"]), rtol=1e-5)
+
+
+def test_layers_start_lecun_uniform_without_bias():
+    """With variance 1 / inputs, so that activations keep their scale."""
+    layer = dense_init(jax.random.key(0), 48, 2000)
+    assert float(jnp.max(jnp.abs(layer["kernel"]))) == pytest.approx(0.25, rel=0.01)
+    assert float(jnp.std(layer["kernel"])) == pytest.approx(48**-0.5, rel=0.01)
+    assert not np.any(layer["bias"])
+    assert POLICY.init_head(jax.random.key(0))["kernel"].shape == (8, 3)
 
 
 @pytest.mark.parametrize(("output", "std"), [(-100.0, np.exp(-5.0)), (0.0, np.exp(-1.5)), (100.0, np.exp(2.0))])
