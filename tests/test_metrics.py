@@ -5,7 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from qdhuac.metrics import CELLS, PassiveGrid, archive_scores, auc_increment, scores
+from qdhuac.metrics import CELLS, PassiveGrid, archive_scores, auc_increment, scores, symptoms
 
 EMPTY = -jnp.inf
 
@@ -77,3 +77,38 @@ def test_area_does_not_lose_small_terms():
     for _ in range(100):
         total += auc_increment(jnp.float32(1.0), jnp.float32(1.0), 10)
     assert total == 1e12 + 1000
+
+
+HEALTHY = {
+    "q_mean": 400.0,
+    "q_spread": 100.0,
+    "clipped_above": 0.001,
+    "clipped_below": 0.0,
+    "critic_gradient_norm": 0.05,
+    "actor_gradient_norm": 0.02,
+}
+
+
+@pytest.mark.parametrize(
+    ("changes", "symptom", "words"),
+    [
+        ({}, None, ""),
+        ({"q_mean": None}, None, ""),
+        ({"q_mean": 2150.0}, "values", "mean 2.15e+03"),  # its spread reaches farther out than the range is wide
+        ({"q_mean": 2050.0}, None, ""),
+        ({"q_mean": -1350.0}, "values", "-200 to 1000"),
+        ({"q_mean": -1250.0}, None, ""),
+        ({"clipped_above": None, "clipped_below": None}, None, ""),
+        ({"clipped_above": 0.09, "clipped_below": 0.09}, None, ""),
+        ({"clipped_above": 0.4}, "values", "40 % of the critic's target lies above"),
+        ({"clipped_below": 0.4}, "values", "below"),
+        ({"critic_gradient_norm": None}, None, ""),
+        ({"critic_gradient_norm": 0.0}, "gradients", "critic is dead"),
+        ({"actor_gradient_norm": 0.0}, "gradients", "actor is dead"),
+        ({"diversity_critic_gradient_norm": 0.0}, "gradients", "diversity critic is dead"),
+    ],
+)
+def test_symptoms(changes, symptom, words):
+    found = symptoms(HEALTHY | changes, -200.0, 1000.0)
+    assert list(found) == ([symptom] if symptom else [])
+    assert words in "".join(found.values())

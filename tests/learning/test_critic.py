@@ -10,7 +10,6 @@ import numpy as np
 import pytest
 
 from qdhuac.learning.critic import NORM_EPSILON, Critic
-from qdhuac.learning.policy import product
 
 OBS, ACTION = 5, 2
 
@@ -116,15 +115,3 @@ def test_logits_start_near_zero():
     critic, params, stats = make()
     logits, _ = critic.apply(params, stats, *data(), train=True)
     assert float(jnp.max(jnp.abs(logits))) < 0.2
-
-
-@pytest.mark.parametrize("shape", [(7,), (4, 7), (3, 4, 7)])
-def test_the_product_has_the_gradients_of_a_plain_product(shape):
-    x, kernel = jax.random.normal(jax.random.key(0), shape), jax.random.normal(jax.random.key(1), (7, 5))
-    weights = jax.random.normal(jax.random.key(2), (*shape[:-1], 5))
-
-    def gradients(multiply):
-        return jax.grad(lambda x, kernel: jnp.sum(weights * jnp.tanh(multiply(x, kernel))), argnums=(0, 1))(x, kernel)
-
-    for ours, plain in zip(gradients(product), gradients(jnp.matmul), strict=True):
-        np.testing.assert_allclose(ours, plain, rtol=1e-5, atol=1e-6)

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from qdhuac.learning.policy import Policy, dense_init
+from qdhuac.learning.policy import Policy, dense_init, product
 
 POLICY = Policy(2, 3, (16, 8))
 PARAMS = POLICY.init(jax.random.key(0))
@@ -71,3 +71,15 @@ def test_log_probability_is_that_of_a_squashed_gaussian(log_std):
 def test_the_log_probability_of_a_saturated_action_is_finite():
     _, log_prob = POLICY.sample(PARAMS, certain(100.0), jnp.ones((1, 2)), jnp.full((1, 3), 20.0))
     assert np.isfinite(log_prob).all()
+
+
+@pytest.mark.parametrize("shape", [(7,), (4, 7), (3, 4, 7)])
+def test_the_product_has_the_gradients_of_a_plain_product(shape):
+    x, kernel = jax.random.normal(jax.random.key(0), shape), jax.random.normal(jax.random.key(1), (7, 5))
+    weights = jax.random.normal(jax.random.key(2), (*shape[:-1], 5))
+
+    def gradients(multiply):
+        return jax.grad(lambda x, kernel: jnp.sum(weights * jnp.tanh(multiply(x, kernel))), argnums=(0, 1))(x, kernel)
+
+    for ours, plain in zip(gradients(product), gradients(jnp.matmul), strict=True):
+        np.testing.assert_allclose(ours, plain, rtol=1e-5, atol=1e-6)

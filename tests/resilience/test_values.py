@@ -17,7 +17,6 @@ from qdhuac.algorithms import specs
 from qdhuac.errors import RunFailed
 from qdhuac.learning.replay import Batch
 from qdhuac.learning.updates import guard
-from qdhuac.metrics import symptoms
 from qdhuac.store import checkpoint
 from qdhuac.store.run_folder import RunDir
 from qdhuac.training.build import build_algorithm
@@ -131,36 +130,6 @@ def test_priorities_that_are_not_finite_are_counted_and_change_nothing():
     assert after.log_temperature == state.log_temperature
     *_, metrics = guard(state, moved, batch(), jnp.ones(16), fine)
     assert int(metrics.failures["priorities"]) == 0
-
-
-HEALTHY = {
-    "q_mean": 400.0,
-    "q_spread": 100.0,
-    "clipped_above": 0.001,
-    "clipped_below": 0.0,
-    "critic_gradient_norm": 0.05,
-    "actor_gradient_norm": 0.02,
-}
-
-
-@pytest.mark.parametrize(
-    ("changes", "symptom", "words"),
-    [
-        ({}, None, ""),
-        ({"q_mean": None}, None, ""),
-        ({"q_mean": 2500.0}, "values", "mean 2.5e+03"),
-        ({"q_mean": -1500.0}, "values", "-200 to 1000"),
-        ({"clipped_above": 0.4}, "values", "40 % of the critic's target lies above"),
-        ({"clipped_below": 0.4}, "values", "below"),
-        ({"critic_gradient_norm": 0.0}, "gradients", "critic is dead"),
-        ({"actor_gradient_norm": 0.0}, "gradients", "actor is dead"),
-        ({"diversity_critic_gradient_norm": 0.0}, "gradients", "diversity critic is dead"),
-    ],
-)
-def test_symptoms(changes, symptom, words):
-    found = symptoms(HEALTHY | changes, -200.0, 1000.0)
-    assert list(found) == ([symptom] if symptom else [])
-    assert words in "".join(found.values())
 
 
 class Diverging(ToyLearner):
