@@ -10,7 +10,7 @@ from scipy import stats
 
 from qdhuac.learning.policy import Policy, dense_init, product
 
-POLICY = Policy(2, 3, (16, 8))
+POLICY = Policy(2, 3, (16, 12, 8))
 PARAMS = POLICY.init(jax.random.key(0))
 
 
@@ -28,12 +28,12 @@ def squeezed(head, noise):
 def test_the_forward_pass_is_relu_layers_and_a_tanh():
     obs = np.random.default_rng(0).normal(size=(5, 2))
     params = jax.tree.map(lambda x: np.asarray(x, float) + 0.1, PARAMS)  # with biases
-    layers = [params[f"Dense_{i}"] for i in range(3)]
+    layers = [params[f"Dense_{i}"] for i in range(4)]
     x = obs
-    for layer in layers[:2]:
+    for layer in layers[:3]:
         x = np.maximum(x @ layer["kernel"] + layer["bias"], 0.0)
     np.testing.assert_allclose(POLICY.features(params, obs), x, rtol=1e-5)
-    np.testing.assert_allclose(POLICY.act(params, obs), np.tanh(x @ layers[2]["kernel"] + layers[2]["bias"]), rtol=1e-5)
+    np.testing.assert_allclose(POLICY.act(params, obs), np.tanh(x @ layers[3]["kernel"] + layers[3]["bias"]), rtol=1e-5)
 
 
 def test_layers_start_lecun_uniform_without_bias():
