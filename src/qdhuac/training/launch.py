@@ -195,8 +195,9 @@ def _run(
         display = displays.make(first) if leads else display
         try:
             with contextlib.ExitStack() as stack:
+                parts = build(first, task, algorithm)  # a model is on one device, whatever the run uses
                 stack.enter_context(distributed.use(first.run.devices))
-                trainer = Trainer(runs, *build(first, task, algorithm), display, stop)
+                trainer = Trainer(runs, *parts, display, stop)
                 trainer.start() if new else trainer.restore()
                 for recorder in trainer.recorders:
                     recorder.folder.write_config(recorder.config)
