@@ -121,15 +121,16 @@ def small(words):
         if not skip and word not in BUDGETS:
             kept.append(word)
         skip = word in BUDGETS
-    seeds = ["--seeds", "2"] if "--seeds" in options or "ray" in options else []
-    smoke = "smoke" in options
+    seeds = ["--seeds", "2"] if "--seeds" in options else []
+    preset = [] if "--config" in options else ["--preset", "smoke"]
+    smoke = ["--scale", "smoke", "--seeds", "1"]
     more = {
-        "train": ["--preset", "smoke", "--generations", "2", *seeds],
+        "train": [*preset, "--generations", "2", *seeds],
         "resume": ["--generations", "4"],
         "evaluate": ["--episodes", "2"],
         "adapt": ["--trials", "2"],
         "render": ["--seconds", "1"],
-        "study": ["--scale", "smoke", *(seeds or ["--seeds", "1"])] if smoke else ["--dry-run"],
+        "study": smoke if "smoke" in options else ["--dry-run"],
         "view": ["--no-browser", "--port", str(free_port())],
     }
     return [*kept, *more.get(command, [])]
