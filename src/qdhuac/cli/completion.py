@@ -39,25 +39,25 @@ def _bash(shell: str) -> str:
     for name, parser in commands().items():
         flags = [flag for action in parser._actions for flag in action.option_strings if flag.startswith("--")]
         arguments = [one for action in parser._actions if not action.option_strings for one in values(action)]
-        start.append(f'      {name}:-*) words="{" ".join(flags)}" ;;')
+        start.append(f'      {name}:-*) offers="{" ".join(flags)}" ;;')
         if arguments:
-            start.append(f'      {name}:*) words="{" ".join(arguments)}" ;;')
+            start.append(f'      {name}:*) offers="{" ".join(arguments)}" ;;')
         for action in parser._actions:
             if action.option_strings and values(action):
-                after.append(f'    {name}:{action.option_strings[-1]}) words="{" ".join(values(action))}" ;;')
+                after.append(f'    {name}:{action.option_strings[-1]}) offers="{" ".join(values(action))}" ;;')
     return "\n".join(
         [
             *(["autoload -U +X bashcompinit && bashcompinit"] if shell == "zsh" else []),
             "_qdhuac() {",
-            '  local cur="${COMP_WORDS[COMP_CWORD]}" command="${COMP_WORDS[1]}" words=""',
+            '  local cur="${COMP_WORDS[COMP_CWORD]}" command="${COMP_WORDS[1]}" offers=""',
             '  case "$command:${COMP_WORDS[COMP_CWORD-1]}" in',
             *after,
             '    *) case "$command:$cur" in',
             *start,
             "    esac ;;",
             "  esac",
-            f'  [ "$COMP_CWORD" = 1 ] && words="{" ".join(commands())}"',
-            '  COMPREPLY=($(compgen -W "$words" -- "$cur"))',
+            f'  [ "$COMP_CWORD" = 1 ] && offers="{" ".join(commands())}"',
+            '  COMPREPLY=($(compgen -W "$offers" -- "$cur"))',
             "}",
             "complete -o default -F _qdhuac qdhuac",  # names of files where nothing else is known
         ]
