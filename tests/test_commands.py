@@ -107,7 +107,7 @@ def qdhuac(arguments, done):
         view(arguments)
     elif "--devices" in arguments:
         finish(start(arguments, int(arguments[arguments.index("--devices") + 1])))
-    elif arguments[0] == "render":  # the library that draws is chosen before MuJoCo is imported
+    elif arguments[0] in ("render", "study"):  # before MuJoCo is imported; Ray and submitit leave traces in a process
         finish(start(arguments))
     else:
         assert cli.main(arguments) == 0, arguments
