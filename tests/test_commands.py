@@ -187,8 +187,13 @@ def together(meeting):
         arguments = [word.replace("/shared/", "shared/") for word in arguments]
         devices = int(arguments[arguments.index("--devices") + 1]) // len(meeting)
         started.append(start(arguments, devices))
-    for process in started:
-        finish(process)
+    try:
+        for process in started:
+            finish(process)
+    finally:
+        for process in started:
+            process.kill()
+            process.wait()
 
 
 def view(arguments):
