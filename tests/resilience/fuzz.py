@@ -143,7 +143,7 @@ def configuration(good: str, chance: random.Random) -> bytes:
     return body + f"{rundir._CHECKSUM}{hashlib.sha256(body).hexdigest()}\n".encode()
 
 
-def traced(runs: list[tuple[config.Config, rundir.RunDir]], *_: object, **__: object) -> launch.Ended:
+def traced(runs: list[tuple[config.Config, rundir.RunDir]], *_: object, **__: object) -> int:
     """In place of a run: see that every compiled part of a generation can be traced."""
     import jax
     from reach import STEPS, ReachTask
@@ -167,12 +167,12 @@ def traced(runs: list[tuple[config.Config, rundir.RunDir]], *_: object, **__: ob
         return program.learn(state, jax.numpy.int32(1))
 
     jax.eval_shape(generation, jax.random.key(0))
-    return launch.Ended(0, ())
+    return 0
 
 
-def accepted(*_: object, **__: object) -> launch.Ended:
+def accepted(*_: object, **__: object) -> int:
     """In place of a run, where there is no time to trace each of them."""
-    return launch.Ended(0, ())
+    return 0
 
 
 def attempt(line: list[str]) -> str:
@@ -216,8 +216,9 @@ def fuzz(times: int, where: Path, seed: int = 0, trace: bool = True) -> dict:
                 line = arguments(chance)
             with (
                 mock.patch.object(launch, "_run", traced if trace else accepted),
-                mock.patch.object(cli, "bench", return_value=0),
-                mock.patch.object(cli, "doctor", return_value=0),
+                mock.patch("qdhuac.cli.bench.run", return_value=0),
+                mock.patch("qdhuac.cli.train.write_reports"),
+                mock.patch("qdhuac.cli.resume.write_reports"),
             ):
                 verdict = attempt(line)
             if verdict in verdicts:

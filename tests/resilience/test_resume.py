@@ -26,7 +26,7 @@ def run(algorithm, folder, again=False, **watched):
 @pytest.mark.parametrize(
     ("algorithm", "phase", "done"),
     [
-        ("qdhuac", "learning", 40),
+        ("qdhuac", "learning", 20),
         ("qdhuac", "asking", 0),
         ("pga_me", "learning", 20),
         ("qd_pg", "learning", 20),

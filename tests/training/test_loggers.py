@@ -4,11 +4,13 @@ import sys
 import types
 
 import pytest
+from reach import ReachTask
 from tensorboardX.proto import event_pb2
 from tensorboardX.record_writer import masked_crc32c
 
 import qdhuac
 from qdhuac import cli
+from qdhuac.errors import UserError
 
 TRAIN = ["train", "--algorithm", "dns", "--preset", "smoke", "--generations", "3", "--run-dir"]
 
@@ -80,3 +82,32 @@ def test_a_logger_that_is_not_there_is_refused_before_anything_is_made(tmp_path,
     assert message.count("\n") == 1
     assert all(word in message for word in words), message
     assert not list(tmp_path.iterdir())
+
+
+class Remembering:
+    """A logger of one's own: any object with these two methods."""
+
+    def __init__(self):
+        self.lines, self.closed = [], 0
+
+    def generation(self, line):
+        self.lines.append(line)
+
+    def close(self):
+        self.closed += 1
+
+
+def test_a_logger_of_ones_own(tmp_path):
+    log = Remembering()
+    settings = {"run.generations": 2, "run.env_steps": 0, "emitter.batch_size": 4}
+    options = {"algorithm": "dns", "preset": "smoke", "settings": settings}
+    run = qdhuac.train(ReachTask(), tmp_path / "run", log=log, **options)
+    assert log.lines == [{k: v for k, v in line.items() if k != "crc"} for line in run.folder.read_metrics()]
+    assert log.closed == 1
+    qdhuac.resume(ReachTask(), tmp_path / "run", {"run.generations": 3}, log=log)
+    assert [line["generation"] for line in log.lines] == [1, 2, 3]
+    assert log.closed == 2
+    for bad in (object(), 7, Remembering):
+        with pytest.raises(UserError, match=r"log=.*expected one of tensorboard, wandb, or an object with generation"):
+            qdhuac.train(ReachTask(), tmp_path / "other", log=bad, **options)
+    assert not (tmp_path / "other").exists()

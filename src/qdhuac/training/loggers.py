@@ -72,7 +72,7 @@ def check(log: str | Logger | None) -> None:
     if isinstance(log, str):
         check_choice("--log", log, LOGGERS)
         require(_MODULES[log], log)
-    elif log is not None and not isinstance(log, Logger):
+    elif log is not None and (isinstance(log, type) or not isinstance(log, Logger)):
         raise UserError(
             f"log={log!r}: expected one of {', '.join(LOGGERS)}, or an object with generation(line) and close()"
         )
