@@ -254,7 +254,8 @@ def test_a_stopped_run_says_how_to_go_on(tmp_path, capsys, monkeypatch):
         return GymnasiumTask.evaluate(task, *arguments)
 
     monkeypatch.setattr(task, "evaluate", evaluate)
-    qdhuac.train(task, tmp_path / "run", preset="smoke", settings={"run.generations": 3})
+    with pytest.raises(SystemExit, match="143"):
+        qdhuac.train(task, tmp_path / "run", preset="smoke", settings={"run.generations": 3})
     assert f'saved; resume with: qdhuac.resume(task, "{tmp_path / "run"}")' in capsys.readouterr().out
     qdhuac.resume(task, tmp_path / "run")
     assert len(qdhuac.load(tmp_path / "run").folder.read_metrics()) == 3
