@@ -78,7 +78,12 @@ CLIPPED = 0.1  # share of the target distribution that falls off the support; he
 
 
 def symptoms(line: Mapping[str, Any], low: float, high: float) -> dict[str, str]:
-    """What is wrong, by name; discounted returns are expected between `low` and `high`, nan if nobody knows."""
+    """Symptoms of divergence by name, each with its message.
+
+    Args:
+        line: a generation's metrics.
+        low, high: discounted returns to expect; nan if unknown.
+    """
     found = {}
     if _exploded(line.get("q_mean"), line.get("q_spread"), low, high):
         found["values"] = (
@@ -99,7 +104,7 @@ def symptoms(line: Mapping[str, Any], low: float, high: float) -> dict[str, str]
 
 
 def _exploded(mean: float | None, spread: float | None, low: float, high: float) -> bool:
-    """The values lie farther outside of the range to expect than that range is wide."""
+    """Values lie outside of the expected range by more than its width."""
     if mean is None or spread is None:
         return False
     return mean + spread > high + (high - low) or mean - spread < low - (high - low)

@@ -1,4 +1,4 @@
-"""From a configuration to the objects that a run is made of."""
+"""Make task and algorithm of a run from its configuration."""
 
 from __future__ import annotations
 

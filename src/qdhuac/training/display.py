@@ -21,19 +21,19 @@ BLOCKS = "▁▂▃▄▅▆▇█"
 
 
 class Progress(Protocol):
-    """What the runner reports to."""
+    """What the trainer reports to."""
 
     def phase(self, name: str, done: int = 0, total: int = 0) -> None:
-        """What is going on now, and how much of it is done, if that is known."""
+        """A phase has begun, or gone on: `done` of `total` where that is known."""
 
     def generation(self, line: Mapping[str, Any]) -> None:
-        """A generation has ended with this line of metrics."""
+        """A generation has ended; `line` are its metrics."""
 
     def note(self, text: str) -> None:
         """Something the user should know."""
 
     def close(self) -> None:
-        """The end."""
+        """Training has ended."""
 
 
 class Silent:
@@ -49,7 +49,7 @@ class Silent:
 
 
 class Pace(NamedTuple):
-    """How fast it goes; None while nothing is known."""
+    """Progress and rates; None where not yet known."""
 
     share: float  # of the goal, 0 to 1
     steps_per_s: float | None
@@ -57,12 +57,12 @@ class Pace(NamedTuple):
     eta_s: float | None
 
     def after(self, seconds: float) -> Pace:
-        """The same, so many seconds later: a generation takes minutes, and the clock should not stand still."""
+        """The pace `seconds` later, so that the display goes on during a generation, which can take minutes."""
         if not self.eta_s:
             return self
         left = max(0.0, self.eta_s - seconds)
         share = 1 - (1 - self.share) * left / self.eta_s
-        return self._replace(share=min(share, max(self.share, 0.99)), eta_s=left)  # the end is when it is there
+        return self._replace(share=min(share, max(self.share, 0.99)), eta_s=left)  # 100 % only when the run has ended
 
 
 class Meter:
@@ -122,7 +122,7 @@ class Plain:
     def phase(self, name: str, done: int = 0, total: int = 0) -> None: ...
 
     def generation(self, line: Mapping[str, Any]) -> None:
-        """A line now, or later if the last one was a moment ago."""
+        """Print a line, or keep it for later if the last one was printed a moment ago."""
         self._trend.add(line)
         facts = [f"generation {line['generation']:,}", f"steps {line['env_steps']:,}"]
         for name, label in METRICS.items():
@@ -237,7 +237,7 @@ def _value(name: str, value: float | None, sign: str = "") -> str:
 
 
 def _arrow(change: float | None, before: str) -> str:
-    """Which way it goes; nothing while that is not known."""
+    """An arrow up or down; nothing while the change is not known."""
     return "" if change is None else before + ("↑" if change > 0 else "↓" if change < 0 else "=")
 
 

@@ -13,9 +13,9 @@ from qdhuac.metrics import PassiveGrid, scores
 from qdhuac.types import Genotype, Task
 
 
-def check_genotypes(task: Any, genotypes: Genotype, where: str) -> None:
+def check_genotypes(task: Task, genotypes: Genotype, where: str) -> None:
     """Refuse genotypes that are not the parameters of the task's policy."""
-    if getattr(task, "policy", None) is None:
+    if task.policy is None:
         return
     expected = jax.eval_shape(task.policy.init, jax.random.key(0))
     shapes = jax.tree.map(lambda x: (x.shape, x.dtype), expected)

@@ -240,7 +240,7 @@ def _what_must_agree(process: Process, settings: Config, folder: RunDir) -> dict
 
 
 def _done(settings: Config, record: dict[str, Any]) -> str:
-    """Why a run has nothing left to do; empty if it has."""
+    """The error of a run that has nothing left to do; empty if it has something left."""
     goal, done = settings.run, record.get("counters", {})
     generations, env_steps = (done.get(k, 0) if isinstance(done, dict) else None for k in ("generation", "env_steps"))
     if type(generations) is not int or type(env_steps) is not int:
