@@ -11,7 +11,7 @@ import numpy as np
 
 from qdhuac.algorithms import build, make
 from qdhuac.learning import Policy, act
-from qdhuac.tasks import Evaluation, Transition
+from qdhuac.tasks import Evaluation, TaskSpec, Transition
 
 STEPS, BATCH = 50, 8
 
@@ -20,8 +20,11 @@ class Robot:
     """What the algorithm has to know of the robot. It never sees the simulator."""
 
     policy = Policy(obs_size=4, action_size=2, hidden=(32, 32))
-    support = (-60.0, 60.0)  # discounted returns to expect
-    descriptor_bounds = ((-1.0, -1.0), (1.0, 1.0))
+    spec = TaskSpec(
+        descriptor_bounds=((-1.0, -1.0), (1.0, 1.0)),
+        episode_length=STEPS,
+        support=(-60.0, 60.0),  # discounted returns to expect
+    )
 
 
 def simulate(genotypes):

@@ -5,7 +5,10 @@ from typing import TYPE_CHECKING
 from qdhuac.exports import lazy
 
 if TYPE_CHECKING:
+    from qdhuac.api import evaluate as evaluate
+    from qdhuac.api import render as render
     from qdhuac.api import resume as resume
+    from qdhuac.api import show as show
     from qdhuac.api import train as train
     from qdhuac.errors import RunFailed as RunFailed
     from qdhuac.errors import UserError as UserError

@@ -14,15 +14,16 @@ from qdhuac import config
 from qdhuac.algorithms import specs
 from qdhuac.algorithms.specs import AlgorithmSpec
 from qdhuac.config import Config
+from qdhuac.environment import require
 from qdhuac.errors import UserError
 from qdhuac.report.run_page import write_report
 from qdhuac.store import repertoire
-from qdhuac.store.run import Run, load_run
+from qdhuac.store.run import Policy, Run, load_run
 from qdhuac.store.run_folder import RunDir
-from qdhuac.tasks.checks import Watched
+from qdhuac.tasks.base import Task
+from qdhuac.tasks.checks import watched
 from qdhuac.training import launch, loggers
 from qdhuac.training.loggers import Logger
-from qdhuac.types import Task
 
 
 def train(
@@ -56,16 +57,18 @@ def train(
     """
     loggers.check(log)
     spec = specs.algorithm(algorithm)
-    fixed: dict[str, Any] = {"task.name": config.OWN, "task.episode_length": task.episode_length}
-    with Watched(task) as watched:
-        if watched.after_termination is not None:
-            fixed["task.after_termination"] = watched.after_termination
-        if watched.policy is not None:
-            fixed["policy.hidden"] = list(watched.policy.hidden)
+    with watched(task) as checked:
+        fixed: dict[str, Any] = {
+            "task.name": config.OWN,
+            "task.episode_length": checked.spec.episode_length,
+            "task.after_termination": checked.spec.after_termination,
+        }
+        if checked.policy is not None:
+            fixed["policy.hidden"] = list(checked.policy.hidden)
         for key in fixed.keys() & (settings or {}).keys():
             raise UserError(f"settings: {key} is decided by the task, which has {fixed[key]!r}")
         made = specs.make(spec, preset, {**(settings or {}), **fixed})
-        code = launch.train(made, Path(run_dir), task=watched, log=log, algorithm=spec)
+        code = launch.train(made, Path(run_dir), task=checked, log=log, algorithm=spec)
     return _unless_stopped(code, run_dir)
 
 
@@ -96,14 +99,64 @@ def resume(
     def check(folder: RunDir, made: Config) -> None:
         if made.task.name != config.OWN:
             raise UserError(f"{folder.path}: its task is {made.task.name!r}; go on with: qdhuac resume {folder.path}")
-        if made.task.episode_length != task.episode_length:
-            was, now = made.task.episode_length, task.episode_length
+        if made.task.episode_length != task.spec.episode_length:
+            was, now = made.task.episode_length, task.spec.episode_length
             raise UserError(f"task.episode_length: the run has {was}, the task has {now}")
-        _check_spaces(folder, watched)
+        _check_spaces(folder, task)
 
-    with Watched(task) as watched:
-        code = launch.resume(Path(run_dir), settings or {}, check=check, task=watched, log=log, algorithm=spec)
+    with watched(task) as checked:
+        code = launch.resume(Path(run_dir), settings or {}, check=check, task=checked, log=log, algorithm=spec)
     return _unless_stopped(code, run_dir)
+
+
+def evaluate(task: Task, run_dir: str | os.PathLike[str], *, episodes: int = 8, seed: int = 0) -> dict[str, Any]:
+    """Evaluate the archive of a run again, as `qdhuac evaluate` does; `evaluation.json` is written to the run folder.
+
+    Returns:
+        The stored archive beside its re-evaluation, as a whole and per individual.
+    """
+    from qdhuac.training import evaluation
+
+    run = _run_of(task, run_dir)
+    with watched(task) as checked:
+        return evaluation.evaluate(checked, run, episodes=episodes, seed=seed)
+
+
+def render(
+    task: Task,
+    run_dir: str | os.PathLike[str],
+    output: str | os.PathLike[str],
+    *,
+    policy: Policy | None = None,
+    seed: int = 0,
+    seconds: float | None = None,
+) -> None:
+    """Film an episode of the best policy of a run, or of another one, as an .mp4 or .gif.
+
+    The task needs a MuJoCo model: see `qdhuac.tasks.Viewable`.
+    """
+    from qdhuac.view import trajectory, video
+
+    run = _run_of(task, run_dir)
+    video.check_output(Path(output))
+    video.choose_library()
+    print(video.render(trajectory.viewable(task), run, policy or run.best, Path(output), seed, seconds))
+
+
+def show(task: Task, run_dir: str | os.PathLike[str], port: int = 8080) -> None:
+    """Show a run in the browser until Ctrl-C. The task needs a MuJoCo model: see `qdhuac.tasks.Viewable`."""
+    from qdhuac.view import explorer, trajectory
+
+    require("plotly", "view")
+    explorer.serve(trajectory.viewable(task), _run_of(task, run_dir), port)
+
+
+def _run_of(task: Task, run_dir: str | os.PathLike[str]) -> Run:
+    """The run, if it has individuals and the task is like the one that it was trained on."""
+    run = load_run(run_dir)
+    run.require_individuals()
+    _check_spaces(run.folder, task)
+    return run
 
 
 def _unless_stopped(code: int, run_dir: str | os.PathLike[str]) -> Run:
@@ -117,7 +170,7 @@ def _unless_stopped(code: int, run_dir: str | os.PathLike[str]) -> Run:
     return run
 
 
-def _check_spaces(folder: RunDir, task: Watched) -> None:
+def _check_spaces(folder: RunDir, task: Task) -> None:
     """Refuse a task whose observations, actions or descriptors are not those that the run began with."""
     try:
         metadata = repertoire.find(folder)[1]
@@ -125,8 +178,8 @@ def _check_spaces(folder: RunDir, task: Watched) -> None:
         return
     now = {
         **({} if task.policy is None else dataclasses.asdict(task.policy)),
-        "descriptor_bounds": task.descriptor_bounds,
-        "action_bounds": task.action_bounds,
+        "descriptor_bounds": task.spec.descriptor_bounds,
+        "action_bounds": task.spec.action_bounds,
     }
     trained = {**metadata, **(metadata.get("policy") or {})}
     for name, value in now.items():

@@ -19,17 +19,8 @@ import tomli_w
 
 from qdhuac.errors import UserError
 
-TASKS = {
-    "hopper": "one leg that hops forwards; descriptor: how often its foot is on the ground",
-    "walker2d": "two legs that walk forwards; descriptor: how often each foot is on the ground",
-    "halfcheetah": "two legs that run forwards and cannot fall; descriptor: how often each foot is on the ground",
-    "ant": "four legs that walk forwards; descriptor: how often each foot is on the ground",
-    "humanoid": "a humanoid that walks forwards; descriptor: how often each foot is on the ground",
-    "ant_omni": "four legs that walk anywhere; descriptor: where the robot ends",
-    "humanoid_omni": "a humanoid that walks anywhere; descriptor: where the robot ends",
-}
 OWN = "own"  # a task of the user's, given from Python
-BACKENDS = ("auto", "native", "mjx", "spring", "positional", "generalized")
+BACKENDS = ("auto", "native", "mjx")
 
 
 def key(

@@ -22,7 +22,7 @@ from qdhuac.errors import UserError
 
 # Versions
 
-COMPUTING = ("numpy", "jax", "jaxlib", "brax", "mujoco", "mujoco-mjx")
+COMPUTING = ("numpy", "jax", "jaxlib", "mujoco", "mujoco-mjx")
 
 
 def versions() -> dict[str, str]:
@@ -42,18 +42,17 @@ def require(module: str, extra: str) -> Any:
         raise UserError(f"{module}: not installed; make setup-{extra} or pip install '.[{extra}]' gets it") from None
 
 
-# Known chatter of Brax, MJX and MuJoCo. Importing MJX prints that warp is missing, loading a Brax system warns that
-# Brax is unmaintained, and MuJoCo reports a deprecated model attribute on stderr and in a file MUJOCO_LOG.TXT that it
-# drops into the working directory. Whatever is not on these lists still reaches the user.
+# Known chatter of MJX and MuJoCo. Importing MJX prints that warp is missing, and MuJoCo reports a deprecated model
+# attribute on stderr and in a file MUJOCO_LOG.TXT that it drops into the working directory. Whatever is not on these
+# lists still reaches the user.
 
 _PRINTED = ("Failed to import warp", "Failed to import mujoco_warp")
-_WARNED = ("Brax System",)
 _MUJOCO = ("compiler attribute 'settotalmass' is deprecated",)
 
 
 @contextlib.contextmanager
 def quiet_imports() -> Iterator[None]:
-    """Around the first import of MJX or Brax: drop its lines about missing optional packages."""
+    """Around the first import of MJX: drop its lines about missing optional packages."""
     captured = io.StringIO()
     try:
         with contextlib.redirect_stdout(captured):
@@ -66,7 +65,7 @@ def quiet_imports() -> Iterator[None]:
 
 @contextlib.contextmanager
 def quiet_models() -> Iterator[None]:
-    """Around the loading of a model: known warnings are dropped, others become Python warnings."""
+    """Around the loading of a model: known messages of MuJoCo are dropped, others become Python warnings."""
     with quiet_imports():
         import mujoco
 
@@ -76,10 +75,7 @@ def quiet_models() -> Iterator[None]:
     previous = mujoco.get_mju_user_warning()
     mujoco.set_mju_user_warning(messages.append)
     try:
-        with warnings.catch_warnings():
-            for message in _WARNED:
-                warnings.filterwarnings("ignore", message=message)
-            yield
+        yield
     finally:
         mujoco.set_mju_user_warning(previous)
     for message in messages:

@@ -107,25 +107,6 @@ class Archive(Protocol):
         """The archive after the offspring competed, and the slot that each of them took [B], -1 where it took none."""
 
 
-class Task(Protocol):
-    """How a policy fares. `evaluate` is called with a batch and decides itself how to be fast.
-
-    A class that inherits from `Task` has the attributes with a value here without naming them.
-    """
-
-    descriptor_bounds: tuple[tuple[float, ...], tuple[float, ...]]  # lowest and highest, one entry per dimension
-    reward_offset: float  # added per step of an episode, so that QD scores are positive
-    episode_length: int
-    policy: Any = None  # the `Policy` whose parameters genotypes are; None: genotypes are something else
-    action_bounds: Any = None  # lowest and highest action; None: -1 and 1
-    after_termination: Any = None  # "reset" or "stop", see the configuration key of that name
-    # `key` may also be the keys of several runs, whose genotypes follow one another, equally many of each.
-    takes_runs: bool = False
-
-    def evaluate(self, genotypes: Genotype, key: Array, exploration: Exploration | None = None) -> Evaluation:
-        """One evaluation of each genotype."""
-
-
 class Algorithm(Protocol):
     """The whole ring as pure functions over one state, which has at least the fields `key` and `archive`."""
 

@@ -13,13 +13,14 @@ from test_export import make_run
 import qdhuac
 from qdhuac import cli, config
 from qdhuac.adaptation import search as ite
-from qdhuac.adaptation.damage import LIMBS, damaged, motor_names, parse
+from qdhuac.adaptation.damage import damaged, parse
 from qdhuac.store.run_folder import RunDir
-from qdhuac.tasks.engine import engine_model
-from qdhuac.tasks.mjx import make_brax
+from qdhuac.tasks.model import load, motor_names
 from qdhuac.tasks.native import NativeLocomotion
+from qdhuac.tasks.robots import TASKS, robot
 
 KEY, STEPS = jax.random.key(3), 80
+LIMBS = {name: robot(name).limbs for name in TASKS}
 
 # The search
 
@@ -118,7 +119,7 @@ def task(name, damage=None):
 
 @functools.cache
 def healthy(name):
-    return engine_model(make_brax(name, "mjx"))
+    return load(robot(name))
 
 
 def changes(name, *damages):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import json
 import signal
 
@@ -23,7 +22,7 @@ from qdhuac.training.display import Silent
 from qdhuac.training.signals import Stop
 
 BASELINES = ("pga_me", "qd_pg", "dcrl_me")
-TASKS = {"qd_pg": ReachTask(contacts=True)}
+TASKS = {"qd_pg": ReachTask().changed(contacts=True)}
 SMALL = {
     "emitter.batch_size": 10,
     "emitter.gradient_steps": 5,
@@ -106,7 +105,7 @@ def test_gradient_children_climb_their_critic(trained):
     children = jax.jit(lambda seen: climb.ask(jax.random.key(5), (), seen, 4))(seen)
     slots = children.parents[:, 0]
     stored = algorithm.replay.sample(state.replay, jax.random.key(6), 256).transition.obs
-    obs = stored[:, : task.obs_size]
+    obs = stored[:, : task.policy.obs_size]
 
     def value(genotype, slot):
         asked = obs
@@ -210,7 +209,7 @@ def test_rollouts_are_stored_for_the_descriptor_they_were_made_for(trained):
 
 def test_a_descriptor_without_bounds_is_refused():
     for bounds in (((-np.inf,), (np.inf,)), ((0.0,), (0.0,))):
-        task = dataclasses.replace(ReachTask(), descriptor_bounds=bounds)
+        task = ReachTask().changed(descriptor_bounds=bounds)
         config = settings("dcrl_me", archive__kind="dns")
         with pytest.raises(UserError, match=r"dcrl_me.*finite bounds") as caught:
             build_algorithm(config, task)

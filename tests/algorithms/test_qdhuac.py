@@ -75,7 +75,7 @@ def test_offspring_are_split_among_the_operators(explorers, expected):
 def test_results_of_a_wrong_shape_are_refused_by_name(algorithm, name, change):
     if (algorithm == "dns" and "transitions" in name) or (algorithm != "qd_pg" and "contacts" in name):
         pytest.skip("it does not look at them")
-    task = ReachTask(contacts=algorithm == "qd_pg")
+    task = ReachTask().changed(contacts=algorithm == "qd_pg")
     ring = build_algorithm(specs.make(algorithm, "smoke", {"task.episode_length": STEPS}), task)
     state = ring.init(jax.random.key(0))
     emission = ring.ask(state)

@@ -16,9 +16,9 @@ from qdhuac.algorithms import specs
 from qdhuac.cli import common
 from qdhuac.errors import RunFailed, UserError
 from qdhuac.learning.policy import Policy
+from qdhuac.tasks import TaskSpec
 from qdhuac.tasks.rollout import rollout, share_of_steps
 from qdhuac.training import launch
-from qdhuac.types import Task
 
 STEPS = 8
 
@@ -43,12 +43,13 @@ class Line:
         return State(x, jnp.array([x, 1.0]), 1.0 - jnp.square(x - 1.0), (jnp.abs(x) > 2.0).astype(jnp.float32))
 
 
-class LineTask(Task):
+class LineTask:
     policy = Policy(2, 1, (16, 16))
-    obs_size, action_size, support, episode_length, reward_offset = 2, 1, (-20.0, 10.0), STEPS, 9.0
-    descriptor_bounds = ((0.0, 0.0), (1.0, 1.0))
 
     def __init__(self, contacts=False):
+        bounds = ((0.0, 0.0), (1.0, 1.0))
+        self.spec = TaskSpec(bounds, STEPS, 9.0, (-20.0, 10.0), "reset", contacts)
+
         @jax.jit
         def evaluate(genotypes, key, exploration=None):
             return rollout(

@@ -58,7 +58,7 @@ def build(settings, task, archive):
         fresh=task.policy.init,
         emitters=((Nudge(settings.nudge.size), settings.nudge.batch_size),),
         archive=archive,
-        descriptor_size=len(task.descriptor_bounds[0]),
+        descriptor_size=task.spec.descriptor_size,
     )
 
 

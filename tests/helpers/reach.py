@@ -10,25 +10,24 @@ import jax.numpy as jnp
 import numpy as np
 
 from qdhuac.learning.policy import Policy
-from qdhuac.types import Evaluation, Task, Transition
+from qdhuac.tasks import TaskSpec
+from qdhuac.types import Evaluation, Transition
 
 STEPS = 8
 POLICY = Policy(2, 1, (16, 16))
+SPEC = TaskSpec(((-2.0,), (2.0,)), STEPS, reward_offset=3.0, support=(-20.0, 10.0), takes_runs=True)
 
 
 @dataclasses.dataclass(frozen=True)
-class ReachTask(Task):
+class ReachTask:
     """A point on a line moved by its action; reward is highest at +1; the descriptor is where it ends."""
 
     policy: Policy = POLICY
-    obs_size: int = 2
-    action_size: int = 1
-    support: tuple[float, float] = (-20.0, 10.0)
-    descriptor_bounds: tuple = ((-2.0,), (2.0,))
-    reward_offset: float = 3.0
-    episode_length: int = STEPS
-    contacts: bool = False  # every row says whether it is above 0.5
-    takes_runs: bool = True
+    spec: TaskSpec = SPEC
+
+    def changed(self, **facts):
+        """The task with other facts; with `contacts` every row says whether it is above 0.5."""
+        return dataclasses.replace(self, spec=dataclasses.replace(self.spec, **facts))
 
     @functools.partial(jax.jit, static_argnums=0)
     def evaluate(self, genotypes, key, exploration=None):
@@ -44,7 +43,7 @@ class ReachTask(Task):
                 sampled, _ = self.policy.sample(genotype, head, obs, noise)
                 action = jnp.where(active, sampled, self.policy.act(genotype, obs))
                 after = jnp.clip(x + 0.5 * action[0], -2.0, 2.0)
-                contacts = (after[None] > 0.5).astype(jnp.float32) if self.contacts else None
+                contacts = (after[None] > 0.5).astype(jnp.float32) if self.spec.contacts else None
                 row = Transition(obs, action, 1.0 - jnp.square(after - 1.0), 0.0, jnp.array([after, 1.0]), contacts)
                 return after, row
 

@@ -8,17 +8,16 @@ import jax.numpy as jnp
 from qdhuac.algorithms import specs
 from qdhuac.algorithms.evolution import evolution
 from qdhuac.archives.dns import DominatedNoveltyArchive
-from qdhuac.types import Evaluation, Metrics, Task
+from qdhuac.tasks import TaskSpec
+from qdhuac.types import Evaluation, Metrics
 
 
 @dataclasses.dataclass
-class ToyTask(Task):
+class ToyTask:
     """Fitness is best at the origin; the descriptor is the first two numbers; `poison` makes a result not finite."""
 
     poison: str | None = None
-    descriptor_bounds = ((0.0, 0.0), (1.0, 1.0))
-    reward_offset = 1.0
-    episode_length = 10
+    spec = TaskSpec(((0.0, 0.0), (1.0, 1.0)), episode_length=10, reward_offset=1.0)
     policy = None
 
     def evaluate(self, genotypes, key, exploration=None):
@@ -30,7 +29,7 @@ class ToyTask(Task):
             fitness = fitness.at[0].set(jnp.nan)
         if self.poison == "descriptor":
             descriptor = descriptor.at[1].set(jnp.inf)
-        return Evaluation(fitness, descriptor, jnp.full(len(x), self.episode_length, jnp.int32))
+        return Evaluation(fitness, descriptor, jnp.full(len(x), self.spec.episode_length, jnp.int32))
 
 
 class ToyLearner:

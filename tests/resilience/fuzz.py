@@ -153,7 +153,7 @@ def traced(runs: list[tuple[config.Config, rundir.RunDir]], *_: object, **__: ob
     from qdhuac.training.program import Program
 
     settings, _ = runs[0]
-    task = ReachTask(contacts=settings.algorithm == "qd_pg")
+    task = ReachTask().changed(contacts=settings.algorithm == "qd_pg")
     settings = specs.validate(config.replace(settings, {"task.episode_length": STEPS}))
     program = Program.of(task, build_algorithm(settings, task))
     shapes = jax.eval_shape(program.init, jax.random.key(0))

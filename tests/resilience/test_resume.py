@@ -15,7 +15,7 @@ SMALL = {"task.episode_length": STEPS, "run.generations": 3, "run.chunk": 20}
 def run(algorithm, folder, again=False, **watched):
     learning = "transitions" in specs.ALGORITHMS[algorithm].needs
     config = specs.make(algorithm, "smoke", SMALL | ({"learner.utd": 1.0} if learning else {}))
-    task = ReachTask(contacts=algorithm == "qd_pg")
+    task = ReachTask().changed(contacts=algorithm == "qd_pg")
     with RunDir.open(folder) if again else RunDir.create(folder, config) as place:
         runner = OneRun(config, task, build_algorithm(config, task), place, **watched)
         runner.restore() if again else runner.start()

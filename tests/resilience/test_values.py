@@ -32,9 +32,7 @@ class Poisoned:
     source: str
     value: float
     task = ReachTask()
-
-    def __getattr__(self, name):
-        return getattr(self.task, name)
+    spec, policy = task.spec, task.policy
 
     def evaluate(self, genotypes, key, exploration=None):
         result = self.task.evaluate(genotypes, key, exploration)

@@ -1,4 +1,4 @@
-"""The C engine against MJX step by step, and rollouts on it. Whole episodes are compared in test_tasks.py."""
+"""Rollouts on the C engine. `test_oracle.py` has its single steps, `test_tasks.py` compares episodes with MJX."""
 
 import functools
 import subprocess
@@ -11,15 +11,12 @@ import pytest
 
 from qdhuac.environment import quiet_imports
 from qdhuac.errors import UserError
-from qdhuac.tasks import engine
-from qdhuac.tasks.engine import Simulation
-from qdhuac.tasks.mjx import SPECS, LeanEnvironment, Locomotion, foot_contacts
+from qdhuac.tasks.mjx import MjxLocomotion
 from qdhuac.tasks.native import NativeLocomotion
 from qdhuac.types import Exploration
 
 with quiet_imports():
     import mujoco
-    from brax.envs.base import State
 
 SIZES = {  # observation, action, descriptor
     "hopper": (11, 3, 1),
@@ -30,8 +27,6 @@ SIZES = {  # observation, action, descriptor
     "ant_omni": (27, 8, 2),
     "humanoid_omni": (244, 17, 2),
 }
-ROBOTS = [name for name in SIZES if not SPECS[name].omni]
-STATES = 256
 BATCH, LENGTH = 6, 60
 KEY = jax.random.key(3)
 
@@ -53,131 +48,6 @@ def evaluated(name, after_termination="reset", threads=None):
     return jax.tree.map(np.asarray, task(name, after_termination, threads).evaluate(policies(name), KEY))
 
 
-# One step
-
-
-def states_on_the_way(chosen):
-    """Positions, velocities, the solver's warm start and next actions, from rollouts of random actions."""
-    robot, rng = chosen.robot, np.random.default_rng(0)
-    sim = Simulation(robot.model)
-    starts = jax.jit(jax.vmap(robot.start))(jax.random.split(KEY, STATES))
-    states = []
-    for qpos, qvel, leave in zip(*map(np.asarray, starts), rng.integers(0, 60, STATES), strict=True):
-        engine.restart(sim.addresses, sim.fields, qpos, qvel)
-        action = np.zeros(chosen.action_size, np.float32)
-        for _ in range(leave):
-            action = np.clip(0.7 * action + 0.5 * rng.normal(size=action.shape), -1, 1).astype(np.float32)
-            engine.step(robot.tables, sim.addresses, sim.fields, action)
-        state = (sim.data.qpos, sim.data.qvel, sim.data.qacc_warmstart, rng.uniform(-1, 1, action.shape))
-        states.append([x.astype(np.float32) for x in state])
-    return [np.stack(column) for column in zip(*states, strict=True)]
-
-
-def native_step(chosen, *numbers):
-    robot, sim, out = chosen.robot, Simulation(chosen.robot.model), []
-    field, index = robot.tables.progress
-    for qpos, qvel, warm_start, action in zip(*numbers, strict=True):
-        before, after = np.zeros((2, chosen.obs_size), np.float32)
-        clearance = np.zeros(len(robot.tables.features))
-        engine.restart(sim.addresses, sim.fields, qpos, qvel)
-        sim.data.qacc_warmstart[:] = warm_start
-        engine.observe(robot.tables, sim.fields, before)
-        x = sim.fields[field][index]
-        engine.step(robot.tables, sim.addresses, sim.fields, action)
-        engine.observe(robot.tables, sim.fields, after)
-        engine.measure(robot.tables, sim.fields, clearance)
-        out.append(
-            {
-                "before": before,
-                "after": after,
-                "reward": robot.reward(sim.fields[field][index] - x, action),
-                "failed": engine.failed(robot.tables, sim.fields),
-                "clearance": clearance,
-            }
-        )
-    return {name: np.stack([row[name] for row in out]) for name in out[0]}
-
-
-def mjx_step(chosen, *numbers):
-    brax = chosen.robot._env
-    env, contacts = LeanEnvironment(brax), foot_contacts(brax, chosen.spec)
-    extra = (jnp.zeros(chosen.action_size),) if chosen.name == "humanoid" else ()
-
-    def step(qpos, qvel, warm_start, action):
-        physics = brax.pipeline_init(qpos, qvel).replace(qacc_warmstart=warm_start)
-        before = brax._get_obs(physics, *extra)
-        state = env.step(State(physics, before, jnp.zeros(()), jnp.zeros(())), action)
-        return {
-            "before": before,
-            "after": state.obs,
-            "reward": state.reward,
-            "failed": state.done > 0.5,
-            "contacts": contacts(state) > 0.5,
-        }
-
-    return jax.tree.map(np.asarray, jax.jit(jax.vmap(step))(*numbers))
-
-
-@pytest.mark.parametrize("name", ROBOTS)
-def test_one_step_is_that_of_mjx(name):
-    chosen = task(name)
-    numbers = states_on_the_way(chosen)
-    native, mjx = native_step(chosen, *numbers), mjx_step(chosen, *numbers)
-
-    def errors(field):
-        error = np.abs(native[field] - mjx[field]) / (1.0 + np.abs(mjx[field]))
-        return error.reshape(STATES, -1).max(axis=1)
-
-    assert errors("before").max() < 1e-5
-    assert errors("reward").max() < 1e-4
-    # MJX computes in single precision: where a contact or a limit is about to change, its rounding is amplified.
-    assert np.quantile(errors("after"), 0.9) < 1e-4
-    assert np.quantile(errors("after"), 0.99) < 1e-3
-    assert errors("after").max() < 5e-3
-    np.testing.assert_array_equal(native["failed"], mjx["failed"])
-    sure = np.abs(native["clearance"]) > 1e-4  # within a tenth of a millimetre it may be called either way
-    np.testing.assert_array_equal((native["clearance"] <= 0)[sure], mjx["contacts"][sure])
-    # The states are ones to learn something from.
-    assert sure.mean() > 0.98
-    assert (mjx["contacts"].mean(axis=0) > 0.02).all()
-    assert mjx["failed"].mean() > 0.1 or not chosen.spec.can_terminate
-
-
-@pytest.mark.parametrize("name", ROBOTS)
-def test_the_model_is_the_one_that_mjx_steps(name):
-    chosen = task(name)
-    sys, model = chosen.robot._env.sys, chosen.robot.model
-    for field in ("body_mass", "body_inertia", "dof_damping", "dof_armature", "geom_friction", "jnt_range"):
-        np.testing.assert_array_equal(getattr(model, field), getattr(sys.mj_model, field))
-    assert (model.opt.iterations, model.opt.solver) == (sys.opt.iterations, sys.opt.solver)
-    assert model.opt.ls_iterations == 3 * sys.opt.ls_iterations + 1
-    assert model.opt.disableflags - int(mujoco.mjtDisableBit.mjDSBL_AUTORESET) == sys.opt.disableflags
-    if name in ("ant", "humanoid"):  # what Brax sets for MJX and does not write into the model
-        assert model.opt.iterations == 1 != sys.mj_model.opt.iterations
-        assert model.opt.disableflags & int(mujoco.mjtDisableBit.mjDSBL_EULERDAMP)
-
-
-@pytest.mark.parametrize("name", ROBOTS)
-def test_episodes_begin_as_brax_draws_them(name, monkeypatch):
-    chosen, seen = task(name), {}
-
-    class ResetStops(Exception):
-        pass
-
-    def stop(qpos, qvel):
-        seen.update(qpos=qpos, qvel=qvel)
-        raise ResetStops
-
-    monkeypatch.setattr(chosen.robot._env, "pipeline_init", stop)
-    with pytest.raises(ResetStops):
-        chosen.robot._env.reset(KEY)
-    qpos, qvel = map(np.asarray, chosen.robot.start(KEY))
-    if name in ("ant", "humanoid"):
-        seen["qpos"] = seen["qpos"].at[3:7].divide(jnp.linalg.norm(seen["qpos"][3:7]))
-    np.testing.assert_allclose(qpos, seen["qpos"], rtol=1e-6)
-    np.testing.assert_allclose(qvel, seen["qvel"], rtol=1e-6)
-
-
 # Episodes
 
 
@@ -185,7 +55,7 @@ def test_episodes_begin_as_brax_draws_them(name, monkeypatch):
 def test_random_policies_differ_in_fitness_and_descriptor(name):
     chosen, out = task(name), evaluated(name)
     obs, action, size = SIZES[name]
-    low, high = np.array(chosen.descriptor_bounds)
+    low, high = np.array(chosen.spec.descriptor_bounds)
     assert out.transitions.obs.shape == out.transitions.next_obs.shape == (BATCH, LENGTH, obs)
     assert out.transitions.action.shape == (BATCH, LENGTH, action)
     assert out.descriptor.shape == (BATCH, size) == (BATCH, len(low))
@@ -227,7 +97,7 @@ def test_stop_is_the_first_episode_and_nothing_more():
     chosen = task("hopper", "stop", threads=1)
     out, reset = jax.tree.map(np.asarray, chosen.evaluate(policies("hopper"), KEY)), evaluated("hopper")
     # The engine's own clock shows that the last policy was simulated no further than its first episode.
-    assert chosen._simulations.get().data.time == pytest.approx(out.steps[-1] * float(chosen.robot._env.dt))
+    assert chosen._simulations.get().data.time == pytest.approx(out.steps[-1] * chosen.dt)
     assert out.steps.sum() < BATCH * LENGTH
     np.testing.assert_array_equal(out.steps, (reset.transitions.terminal == 1).argmax(axis=1) + 1)
     np.testing.assert_array_equal(out.valid, np.arange(LENGTH) < out.steps[:, None])
@@ -251,9 +121,9 @@ def test_stored_contacts_are_what_the_descriptor_is_made_of(mode):
     np.testing.assert_allclose(out.descriptor, shares, rtol=1e-6)
     assert (contacts[~out.valid] == 0).all()
     # MJX promises the same; only its shapes are looked at, because it would take long to compile.
-    mjx = jax.eval_shape(Locomotion("walker2d", **options)._rollout, policies("walker2d"), KEY, None)
+    mjx = jax.eval_shape(MjxLocomotion("walker2d", **options).evaluate, policies("walker2d"), KEY, None)
     assert mjx.transitions.contacts.shape == contacts.shape
-    for kind in (NativeLocomotion, Locomotion):
+    for kind in (NativeLocomotion, MjxLocomotion):
         with pytest.raises(UserError, match=r"ant_omni.*contacts"):
             kind("ant_omni", store_contacts=True)
 
@@ -287,7 +157,7 @@ def test_actions_are_the_policies_and_exploration_is_only_where_active():
 
 def test_an_explosion_is_seen_and_silent(monkeypatch, capfd):
     chosen = NativeLocomotion("halfcheetah", episode_length=20, hidden=(16, 16))
-    monkeypatch.setattr(chosen.robot, "start", lambda key: (jnp.zeros(9), jnp.full(9, 1e12)))
+    monkeypatch.setattr(chosen, "start", lambda key: (jnp.zeros(9), jnp.full(9, 1e12)))
     out = chosen.evaluate(policies("halfcheetah"), KEY)
     assert not np.isfinite(out.fitness).any()
     assert not np.isfinite(out.transitions.next_obs).all()
@@ -308,16 +178,3 @@ assert jnp.isnan(task.evaluate(broken, jax.random.key(0)).fitness).all()
     done = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True, timeout=600)
     assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
     assert list(tmp_path.iterdir()) == []
-
-
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        ({"name": "hoper"}, "unknown task 'hoper'; choose from: hopper, walker2d"),
-        ({"name": "ant", "after_termination": "loop"}, "unknown after_termination 'loop'; choose from: reset, stop"),
-        ({"name": "ant", "episode_length": 0}, "episode_length=0: must be at least 1"),
-    ],
-)
-def test_bad_arguments_are_refused(arguments, message):
-    with pytest.raises(UserError, match=message):
-        NativeLocomotion(**arguments)

@@ -125,7 +125,7 @@ def test_cheetah_run_of_playground_itself(tmp_path):
     spec = importlib.util.spec_from_file_location(path.stem, path)
     spec.loader.exec_module(cheetah := importlib.util.module_from_spec(spec))
     task = cheetah.make_task(episode_length=40, hidden=(16, 16))
-    assert (task.obs_size, task.action_size) == (17, 6)
+    assert (task.policy.obs_size, task.policy.action_size) == (17, 6)
     settings = cheetah.SETTINGS | {"run.env_steps": 0, "run.generations": 2, "emitter.exploration_rollouts": 2}
     run = qdhuac.train(task, tmp_path / "run", preset="smoke", settings=settings)
     rows = run.folder.read_metrics()

@@ -11,10 +11,10 @@ import pytest
 from jax.sharding import AbstractMesh, AxisType
 
 from qdhuac import sharding as devices
-from qdhuac.algorithms.engine import Offspring, State, emission, empty_offspring_like, screen
+from qdhuac.algorithms.engine import screen
 from qdhuac.errors import UserError
 from qdhuac.tasks.rollout import final_value, rollout, share_of_steps
-from qdhuac.types import Exploration
+from qdhuac.types import Emission, Exploration, Provenance
 
 LIVES = (3, 0, 9, 5)  # 0 never dies, 9 outlives the time limit
 T = 8
@@ -122,13 +122,12 @@ def test_nan_in_life_is_seen_and_rejected(mode):
     out = run(mode, env=fakes.Counter(nan_at=4))
     np.testing.assert_array_equal(np.isnan(out.fitness), rejected)
     np.testing.assert_array_equal(np.isnan(out.transitions.reward).any(1), rejected)
-    genotypes = fakes.policies(*LIVES)
-    one = jax.tree.map(lambda x: x[0], genotypes)
-    archive = empty_offspring_like(one, 2)
-    state = State(key=KEY, generation=jnp.int32(0), archive=archive)
-    sent = emission(state, [Offspring(genotypes, jnp.full((len(LIVES), 2), -1), 0)], lambda key: one)
-    _, good, _ = screen(sent, out)
+    size, one_each = len(LIVES), jnp.arange(len(LIVES))
+    provenance = Provenance(one_each, jnp.full((size, 2), -1), one_each, one_each)
+    sent = Emission(fakes.policies(*LIVES), provenance, jnp.full(size, jnp.nan))
+    _, good, failures = screen(sent, out, jnp.ones(size, bool))
     np.testing.assert_array_equal(~np.asarray(good), rejected)
+    assert {name: int(n) for name, n in failures.items() if n} == {"reward": 3}
 
 
 def test_exploration_changes_only_active_rollouts():

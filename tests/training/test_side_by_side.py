@@ -201,18 +201,9 @@ def test_bad_numbers_are_refused(tmp_path, monkeypatch, capsys, number):
     assert not list(tmp_path.iterdir())
 
 
-class OneByOne:
-    """The same task, whose evaluation takes one run at a time."""
-
-    takes_runs = False
-
-    def __getattr__(self, name):
-        return getattr(TASK, name)
-
-
 def test_tasks_that_take_one_run_at_a_time(tmp_path, alone):
     runs = [(config(seed), RunDir.create(tmp_path / f"seed-{seed}", config(seed))) for seed in range(3)]
-    together = Trainer(runs, OneByOne(), build_algorithm(config(0), TASK))
+    together = Trainer(runs, TASK.changed(takes_runs=False), build_algorithm(config(0), TASK))
     together.start()
     assert together.run()
     assert_same(tmp_path, alone)

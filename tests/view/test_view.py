@@ -42,7 +42,7 @@ def test_what_is_seen_is_what_was_evaluated(walker):
 
 
 def test_the_page_gets_each_geom_where_mujoco_has_it(walker):
-    model = walker.robot.model
+    model = walker.model
     solid = [g for g in range(model.ngeom) if model.geom_type[g] != mujoco.mjtGeom.mjGEOM_PLANE]
     shapes = scene.shapes(model)
     assert [s["shape"] for s in shapes] == ["capsule"] * len(solid)
@@ -147,7 +147,7 @@ def test_a_run_without_generations_and_a_port_in_use(make_runner, run, capsys):
 @pytest.fixture
 def site(run, walker, monkeypatch):
     """An explorer over a toy run, and a function that asks it as its own page would."""
-    walk = Trajectory(np.zeros((3, walker.robot.model.nq)), np.array([1.0, np.nan]), np.array([[True, False]] * 2), 0.5)
+    walk = Trajectory(np.zeros((3, walker.model.nq)), np.array([1.0, np.nan]), np.array([[True, False]] * 2), 0.5)
     monkeypatch.setattr(explorer, "simulate", lambda task, genotypes, index: walk)
     server = explorer.Server(explorer.Explorer(run, walker), 0)
     threading.Thread(target=server.serve_forever, daemon=True).start()

@@ -9,21 +9,21 @@ from typing import Any
 import jax
 import numpy as np
 
-from qdhuac.adaptation.damage import LIMBS, Damage, damaged
+from qdhuac.adaptation.damage import Damage, damaged
 from qdhuac.adaptation.search import Trial, best, search
 from qdhuac.config import Config
 from qdhuac.store import repertoire
 from qdhuac.store.run import Run
 from qdhuac.store.run_folder import REPERTOIRE
-from qdhuac.tasks.mjx import SPECS
 from qdhuac.tasks.native import NativeLocomotion
+from qdhuac.tasks.robots import robot
 from qdhuac.training.evaluation import check_genotypes
 
 
 def damaged_task(settings: Config, damages: Sequence[Damage], threads: int | None = None) -> NativeLocomotion:
     """The run's task with damage, on the C engine, whatever engine it was trained on."""
     t = settings.task
-    limbs = LIMBS[SPECS[t.name].robot]
+    limbs = robot(t.name).limbs
     return NativeLocomotion(
         t.name,
         episode_length=t.episode_length,

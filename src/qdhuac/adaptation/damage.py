@@ -4,40 +4,15 @@ from __future__ import annotations
 
 import copy
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 from qdhuac.environment import quiet_imports
 from qdhuac.errors import UserError
+from qdhuac.tasks.robots import Limbs
 
 BLOCKED, MASS, FRICTION = "blocked", "mass:", "friction"
 GRAMMAR = "expected PART=FACTOR, PART=blocked, mass:BODY=FACTOR or friction=FACTOR"
-Limbs = Mapping[str, tuple[str, ...]]
-
-# What is one leg or arm of Brax's robots, by their motors. Forward is +x and left is +y. The bodies in Ant's model have
-# names that do not fit this: the leg at the left and behind is its "front_right_leg".
-LIMBS: dict[str, Limbs] = {
-    "hopper": {"whole_leg": ("thigh_joint", "leg_joint", "foot_joint")},
-    "walker2d": {
-        "right_leg": ("thigh_joint", "leg_joint", "foot_joint"),
-        "left_leg": ("thigh_left_joint", "leg_left_joint", "foot_left_joint"),
-    },
-    "halfcheetah": {"back_leg": ("bthigh", "bshin", "bfoot"), "front_leg": ("fthigh", "fshin", "ffoot")},
-    "ant": {
-        "left_front_leg": ("hip_1", "ankle_1"),
-        "left_hind_leg": ("hip_2", "ankle_2"),
-        "right_hind_leg": ("hip_3", "ankle_3"),
-        "right_front_leg": ("hip_4", "ankle_4"),
-    },
-    "humanoid": {
-        f"{side}_{limb}": tuple(f"{side}_{joint}" for joint in joints)
-        for side in ("right", "left")
-        for limb, joints in {
-            "leg": ("hip_x", "hip_z", "hip_y", "knee"),
-            "arm": ("shoulder1", "shoulder2", "elbow"),
-        }.items()
-    },
-}
 
 # A blocked joint gets a rotor so heavy that nothing moves it. What speed it starts with is gone within 0.1 s.
 ROTOR, BRAKE = 1e6, 20.0
@@ -73,6 +48,8 @@ def damaged(model: Any, damages: Sequence[Damage], limbs: Limbs) -> Any:
     with quiet_imports():
         import mujoco
 
+        from qdhuac.tasks.model import motor_names
+
     model = copy.copy(model)
     motors = motor_names(model)
     bodies = [model.body(i).name for i in range(1, model.nbody)]
@@ -102,11 +79,6 @@ def damaged(model: Any, damages: Sequence[Damage], limbs: Limbs) -> Any:
                     model.actuator_gear[motor] *= damage.factor
     mujoco.mj_setConst(model, mujoco.MjData(model))  # what MuJoCo computes from masses and gears
     return model
-
-
-def motor_names(model: Any) -> list[str]:
-    """The motors; one without a name has that of its joint."""
-    return [model.actuator(i).name or model.joint(model.actuator_trnid[i, 0]).name for i in range(model.nu)]
 
 
 def _factor(text: str, name: str, value: str) -> float | None:

@@ -6,23 +6,22 @@ out, each with the fitness of its stochastic rollout; `qdhuac evaluate` says wha
 
 from __future__ import annotations
 
-from typing import Any
-
 from qdhuac.algorithms.engine import QDAlgorithm
 from qdhuac.algorithms.qdhuac import target_free
 from qdhuac.algorithms.specs import ActorSettings
 from qdhuac.emitters.actor import ExploringActor
+from qdhuac.tasks.base import Task
 from qdhuac.types import Archive
 
 
-def build(s: ActorSettings, task: Any, archive: Archive) -> QDAlgorithm:
+def build(s: ActorSettings, task: Task, archive: Archive) -> QDAlgorithm:
     """The algorithm for a task."""
     learner, replay = target_free(s, task, archive.capacity)
     return QDAlgorithm(
-        fresh=task.policy.init,
+        fresh=learner.policy.init,
         emitters=((ExploringActor(learner.injected, learner.head, archived=True), s.emitter.batch_size),),
         archive=archive,
-        descriptor_size=len(task.descriptor_bounds[0]),
+        descriptor_size=task.spec.descriptor_size,
         replay=replay,
         learner=learner,
         updates_per_step=s.learner.utd,

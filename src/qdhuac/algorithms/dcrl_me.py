@@ -8,7 +8,6 @@ by a gradient child its parent's descriptor, by an injected actor that of a rand
 from __future__ import annotations
 
 import dataclasses
-from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -25,6 +24,7 @@ from qdhuac.errors import UserError
 from qdhuac.learning.policy import Policy
 from qdhuac.learning.replay import Replay
 from qdhuac.learning.td3 import TD3Learner
+from qdhuac.tasks.base import Task, policy_of
 from qdhuac.types import Archive, Array, Emission, Evaluation, Genotype, Metrics
 
 
@@ -120,23 +120,24 @@ def _descriptors(seen: Seen, parents: Array) -> Array:
     return jnp.where(there, seen.archive.descriptor, jnp.nan)[parents]
 
 
-def build(s: DCRLMESettings, task: Any, archive: Archive) -> QDAlgorithm:
+def build(s: DCRLMESettings, task: Task, archive: Archive) -> QDAlgorithm:
     """The algorithm for a task, whose descriptor must have finite bounds."""
-    low, high = (np.asarray(b, float) for b in task.descriptor_bounds)
+    policy = policy_of(task)
+    low, high = (np.asarray(b, float) for b in task.spec.descriptor_bounds)
     if not (np.all(np.isfinite([low, high])) and np.all(low < high)):
         raise UserError(
             f"algorithm dcrl_me: needs a descriptor with finite bounds, but those of the task are {low} and {high}"
         )
     e: ActorCriticEmitterConfig = s.emitter
-    conditioning = Conditioning(task.policy, (tuple(low.tolist()), tuple(high.tolist())), s.learner.lengthscale)
-    conditioned = dataclasses.replace(task.policy, obs_size=task.policy.obs_size + len(low))
+    conditioning = Conditioning(policy, (tuple(low.tolist()), tuple(high.tolist())), s.learner.lengthscale)
+    conditioned = dataclasses.replace(policy, obs_size=policy.obs_size + len(low))
     learner = TD3Learner(conditioned, s.critic, s.learner)
     replay = Replay.of(s.replay, conditioned.obs_size, conditioned.action_size)
     lines = round(e.isoline_share * e.batch_size)
     actors = (e.batch_size - lines) // 2 if e.inject_actor else 0
     climb = ConditionedChildren(conditioning, learner, replay, e.gradient_steps, e.gradient_learning_rate)
     return QDAlgorithm(
-        fresh=task.policy.init,
+        fresh=policy.init,
         emitters=slots(
             (IsoLine(e.sigma_iso, e.sigma_line, e.tournament), lines),
             (climb, e.batch_size - lines - actors),
@@ -147,6 +148,6 @@ def build(s: DCRLMESettings, task: Any, archive: Archive) -> QDAlgorithm:
         replay=replay,
         learner=learner,
         updates_per_step=s.learner.utd,
-        value_range=task.support,
+        value_range=task.spec.support,
         relabel=conditioning.relabel,
     )

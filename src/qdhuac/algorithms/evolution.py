@@ -7,11 +7,11 @@ With a `DominatedNoveltyArchive` this is DNS (Bahlous-Boldi et al., 2025), with 
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
 
 from qdhuac.algorithms.engine import QDAlgorithm
 from qdhuac.algorithms.specs import EvolutionSettings
 from qdhuac.emitters.isoline import IsoLine
+from qdhuac.tasks.base import Task, policy_of
 from qdhuac.types import Archive, Array, Genotype
 
 
@@ -33,13 +33,14 @@ def evolution(
     )
 
 
-def build(s: EvolutionSettings, task: Any, archive: Archive) -> QDAlgorithm:
+def build(s: EvolutionSettings, task: Task, archive: Archive) -> QDAlgorithm:
     """The algorithm for a task."""
+    policy = policy_of(task)
     e = s.emitter
     return evolution(
         archive,
-        task.policy.init,
-        len(task.descriptor_bounds[0]),
+        policy.init,
+        task.spec.descriptor_size,
         e.batch_size,
         e.sigma_iso,
         e.sigma_line,

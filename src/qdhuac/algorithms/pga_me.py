@@ -5,27 +5,27 @@ The critics and their greedy actor learn from everybody's transitions; the actor
 
 from __future__ import annotations
 
-from typing import Any
-
 from qdhuac.algorithms.engine import QDAlgorithm
 from qdhuac.algorithms.specs import PGAMESettings
 from qdhuac.emitters.actor_critic import actor_critic_emitters
 from qdhuac.learning.replay import Replay
 from qdhuac.learning.td3 import TD3Learner
+from qdhuac.tasks.base import Task, policy_of
 from qdhuac.types import Archive
 
 
-def build(s: PGAMESettings, task: Any, archive: Archive) -> QDAlgorithm:
+def build(s: PGAMESettings, task: Task, archive: Archive) -> QDAlgorithm:
     """The algorithm for a task."""
-    learner = TD3Learner(task.policy, s.critic, s.learner)
-    replay = Replay.of(s.replay, task.policy.obs_size, task.policy.action_size)
+    policy = policy_of(task)
+    learner = TD3Learner(policy, s.critic, s.learner)
+    replay = Replay.of(s.replay, policy.obs_size, policy.action_size)
     return QDAlgorithm(
-        fresh=task.policy.init,
+        fresh=policy.init,
         emitters=actor_critic_emitters(s.emitter, learner, replay, s.emitter.batch_size),
         archive=archive,
-        descriptor_size=len(task.descriptor_bounds[0]),
+        descriptor_size=task.spec.descriptor_size,
         replay=replay,
         learner=learner,
         updates_per_step=s.learner.utd,
-        value_range=task.support,
+        value_range=task.spec.support,
     )

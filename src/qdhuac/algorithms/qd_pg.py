@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import jax
 
@@ -22,6 +22,7 @@ from qdhuac.errors import UserError
 from qdhuac.learning.novelty import NoveltyArchive, NoveltyState
 from qdhuac.learning.replay import Replay, ReplayState
 from qdhuac.learning.td3 import TD3Learner, TD3State
+from qdhuac.tasks.base import Task, policy_of
 from qdhuac.types import Archive, Array, Evaluation, Metrics, Told, Transition
 
 
@@ -101,23 +102,24 @@ def emitters(s: QDPGSettings, td3: TD3Learner, replay: Replay) -> Slots:
     )
 
 
-def build(s: QDPGSettings, task: Any, archive: Archive) -> QDAlgorithm:
+def build(s: QDPGSettings, task: Task, archive: Archive) -> QDAlgorithm:
     """The algorithm for a task whose transitions carry contacts, one per entry of the descriptor."""
-    if not getattr(task, "store_contacts", True):
+    policy = policy_of(task)
+    if not task.spec.contacts:
         raise UserError("algorithm qd_pg: needs features in the transitions; make the task with store_contacts=True")
-    feet = len(task.descriptor_bounds[0])
-    td3 = TD3Learner(task.policy, s.critic, s.learner)
-    replay = Replay.of(s.replay, task.policy.obs_size, task.policy.action_size, feet)
+    feet = task.spec.descriptor_size
+    td3 = TD3Learner(policy, s.critic, s.learner)
+    replay = Replay.of(s.replay, policy.obs_size, policy.action_size, feet)
     novelty = NoveltyArchive(s.novelty.capacity, feet, s.novelty.threshold, s.novelty.neighbours)
     learner = QualityAndDiversity(td3, novelty)
     return QDAlgorithm(
-        fresh=task.policy.init,
+        fresh=policy.init,
         emitters=emitters(s, td3, replay),
         archive=archive,
         descriptor_size=feet,
         replay=replay,
         learner=learner,
         updates_per_step=s.learner.utd,
-        value_range=task.support,
+        value_range=task.spec.support,
         observe=learner.observe,
     )

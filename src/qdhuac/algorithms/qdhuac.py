@@ -6,8 +6,6 @@ them to the archive by true fitness, store their transitions, then learn for UTD
 
 from __future__ import annotations
 
-from typing import Any
-
 from qdhuac.algorithms.engine import QDAlgorithm
 from qdhuac.algorithms.specs import QDHUACSettings, TargetFreeSettings
 from qdhuac.emitters.actor import ExploringActor
@@ -17,21 +15,22 @@ from qdhuac.errors import UserError
 from qdhuac.learning.moments import HIGHEST
 from qdhuac.learning.replay import Replay
 from qdhuac.learning.target_free import TargetFreeLearner
+from qdhuac.tasks.base import Task, policy_of, support_of
 from qdhuac.types import Archive
 
 
-def build(s: QDHUACSettings, task: Any, archive: Archive) -> QDAlgorithm:
+def build(s: QDHUACSettings, task: Task, archive: Archive) -> QDAlgorithm:
     """The algorithm for a task; the support is the task's own where the configuration leaves it open."""
     learner, replay = target_free(s, task, archive.capacity)
     explorers = s.emitter.exploration_rollouts
     return QDAlgorithm(
-        fresh=task.policy.init,  # line 1
+        fresh=policy_of(task).init,  # line 1
         emitters=(  # lines 5 and 17
             *actor_critic_emitters(s.emitter, learner, replay, s.emitter.batch_size - explorers),
             *slots((ExploringActor(learner.injected, learner.head), explorers)),
         ),
         archive=archive,  # line 7: true fitness decides
-        descriptor_size=len(task.descriptor_bounds[0]),
+        descriptor_size=task.spec.descriptor_size,
         replay=replay,  # line 8
         learner=learner,  # lines 9 to 15
         updates_per_step=s.learner.utd,
@@ -40,10 +39,11 @@ def build(s: QDHUACSettings, task: Any, archive: Archive) -> QDAlgorithm:
     )
 
 
-def target_free(s: TargetFreeSettings, task: Any, slots: int) -> tuple[TargetFreeLearner, Replay]:
+def target_free(s: TargetFreeSettings, task: Task, slots: int) -> tuple[TargetFreeLearner, Replay]:
     """The learner, which may have a probe of an archive with so many slots, and its replay buffer."""
-    critic = s.critic.on_support(*((-HIGHEST, HIGHEST) if s.learner.normalise_rewards else task.support))
+    policy = policy_of(task)
+    critic = s.critic.on_support(*((-HIGHEST, HIGHEST) if s.learner.normalise_rewards else support_of(task)))
     if not critic.v_min < critic.v_max:
         raise UserError(f"critic.v_min={critic.v_min:g}: must be below critic.v_max={critic.v_max:g}")
-    learner = TargetFreeLearner(task.policy, critic, s.learner, slots)
-    return learner, Replay.of(s.replay, task.policy.obs_size, task.policy.action_size)
+    learner = TargetFreeLearner(policy, critic, s.learner, slots)
+    return learner, Replay.of(s.replay, policy.obs_size, policy.action_size)

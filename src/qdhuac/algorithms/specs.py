@@ -12,12 +12,11 @@ import importlib
 import sys
 import tomllib
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from qdhuac import config as configuration
 from qdhuac.config import (
     OWN,
-    TASKS,
     ActorCriticEmitterConfig,
     BatchConfig,
     ConditionedTD3Config,
@@ -34,6 +33,10 @@ from qdhuac.config import (
     require,
 )
 from qdhuac.errors import UserError
+from qdhuac.tasks.robots import TASKS, robot
+
+if TYPE_CHECKING:
+    from qdhuac.tasks.base import Task
 
 Values = Mapping[str, Any]
 
@@ -234,9 +237,8 @@ def _check_qd_pg(config: Config) -> None:
         "priority, must be 0",
     )
     require(
-        not task.endswith("_omni"),
-        f"task.name={task!r}: algorithm qd_pg needs a task whose descriptor is foot contacts, such as "
-        f"{task.removesuffix('_omni')!r}",
+        task not in TASKS or not robot(task).omni,
+        f"task.name={task!r}: algorithm qd_pg needs a task whose descriptor is foot contacts",
     )
     _check_learning(config)
 
@@ -395,20 +397,19 @@ def builder(where: str) -> Callable[..., Any]:
     return getattr(importlib.import_module(module), name)
 
 
-def build(config: Config, task: Any, outside: AlgorithmSpec | None = None) -> Any:
+def build(config: Config, task: Task, outside: AlgorithmSpec | None = None) -> Any:
     """The algorithm of a configuration.
 
     Args:
         config: as `make` returns it.
-        task: what the algorithm has to know of the task: at least `policy` and `descriptor_bounds`, and `support` if
-            its critic learns a distribution.
+        task: what the algorithm has to know of the task: its `spec` and `policy`.
         outside: the specification of an algorithm that is not part of the package.
 
     Returns:
         An `Algorithm`: pure functions `init`, `ask`, `tell` and `learn`.
     """
     spec = outside or algorithm(config.algorithm)
-    made = builder(archive(config.archive.kind).build)(config.archive, task.descriptor_bounds)
+    made = builder(archive(config.archive.kind).build)(config.archive, task.spec.descriptor_bounds)
     return builder(spec.build)(config.settings, task, made)
 
 

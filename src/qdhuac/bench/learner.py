@@ -22,7 +22,7 @@ from qdhuac.config import Config
 from qdhuac.learning.policy import Policy
 from qdhuac.learning.replay import Replay
 from qdhuac.learning.target_free import TargetFreeLearner
-from qdhuac.tasks.mjx import SPECS
+from qdhuac.tasks.robots import robot
 from qdhuac.types import Array
 
 OBS, ACTIONS = 17, 6  # HalfCheetah's
@@ -111,7 +111,7 @@ def measure() -> Iterator[Result]:
 
 def build(settings: Config) -> tuple[TargetFreeLearner, Replay]:
     """Learner and replay buffer as a run on HalfCheetah has them."""
-    critic = settings.settings.critic.on_support(*SPECS["halfcheetah"].support)
+    critic = settings.settings.critic.on_support(*robot("halfcheetah").support)
     learner = TargetFreeLearner(Policy(OBS, ACTIONS, settings.policy.hidden), critic, settings.settings.learner)
     return learner, Replay.of(settings.settings.replay, OBS, ACTIONS)
 

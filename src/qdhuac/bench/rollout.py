@@ -12,9 +12,12 @@ import jax.numpy as jnp
 
 from qdhuac.algorithms import specs
 from qdhuac.bench.timing import Result, best_times
+from qdhuac.tasks.base import policy_of
+from qdhuac.tasks.robots import TASKS as ALL
+from qdhuac.tasks.robots import robot
 from qdhuac.training.build import build_task
 
-TASKS = ("hopper", "walker2d", "halfcheetah", "ant", "humanoid")
+TASKS = tuple(name for name in ALL if not robot(name).omni)
 # The first one is what the others are measured against.
 BACKENDS = ("mjx", "native")
 BATCH = 10
@@ -31,7 +34,7 @@ def measure(tasks: tuple[str, ...] = TASKS) -> Iterator[Result]:
             changes = {"task.name": name, "task.backend": backend, "task.episode_length": STEPS}
             changes["task.after_termination"] = "reset"
             task = build_task(specs.make("dns", "laptop", changes))
-            genotypes = jax.vmap(task.policy.init)(jax.random.split(key, BATCH))
+            genotypes = jax.vmap(policy_of(task).init)(jax.random.split(key, BATCH))
             calls[backend] = lambda task=task, genotypes=genotypes: jnp.asarray(task.evaluate(genotypes, key).steps)
             simulated[backend] = int(calls[backend]().sum())
         times = best_times(calls, REPEATS)

@@ -12,7 +12,7 @@ from collections.abc import Iterator
 
 import qdhuac
 
-PACKAGES = ("jax", "jaxlib", "numpy", "scipy", "optax", "brax", "mujoco", "mujoco-mjx", "safetensors", "matplotlib")
+PACKAGES = ("jax", "jaxlib", "numpy", "scipy", "optax", "mujoco", "mujoco-mjx", "safetensors", "matplotlib")
 GOOD, MISSING, BAD = "[green]ok[/]", "[yellow]missing[/]", "[red]problem[/]"
 Finding = tuple[str, str, str]  # what, state, detail
 

@@ -19,28 +19,16 @@ def add(parser: argparse.ArgumentParser) -> None:
 def run(arguments: argparse.Namespace) -> int:
     """Print the stored archive beside its re-evaluation, and write it to the run folder."""
     found = load(arguments.run_dir)
-    folder, settings = found.folder, found.config
-    folder.require_writable()
+    found.folder.require_writable()
     from qdhuac.environment import prepare_jax
-    from qdhuac.report.tables import print_evaluation, write_json
-    from qdhuac.store import repertoire
-    from qdhuac.store.run_folder import EVALUATION, REPERTOIRE
+    from qdhuac.report.tables import print_evaluation
+    from qdhuac.store.run_folder import EVALUATION
     from qdhuac.training import evaluation
     from qdhuac.training.build import build_task
 
     prepare_jax()
-    task, genotypes = build_task(settings), repertoire.genotypes(found.archive)
-    evaluation.check_genotypes(task, genotypes, str(folder.path / REPERTOIRE))
+    task = build_task(found.config)
     print(f"evaluating {len(found)} individuals {arguments.episodes} times", flush=True)
-    fitness, descriptor = evaluation.evaluate_again(
-        task,
-        genotypes,
-        episodes=arguments.episodes,
-        batch_size=getattr(getattr(settings.settings, "emitter", None), "batch_size", 10),
-        seed=arguments.seed,
-    )
-    summary = evaluation.summarise(task, found.archive, fitness, descriptor)
-    write_json(folder.path / EVALUATION, summary)
-    print_evaluation(summary)
-    print(f"written to {folder.path / EVALUATION}")
+    print_evaluation(evaluation.evaluate(task, found, episodes=arguments.episodes, seed=arguments.seed))
+    print(f"written to {found.folder.path / EVALUATION}")
     return 0

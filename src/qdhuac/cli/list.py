@@ -5,8 +5,8 @@ from __future__ import annotations
 import argparse
 import textwrap
 
-from qdhuac import config
 from qdhuac.algorithms import specs
+from qdhuac.tasks.robots import TASKS
 
 WIDTH = 100
 
@@ -18,7 +18,7 @@ def add(parser: argparse.ArgumentParser) -> None:
 def run(arguments: argparse.Namespace) -> int:
     """Print one line for each."""
     sections = {
-        "tasks (--task)": config.TASKS,
+        "tasks (--task)": TASKS,
         "algorithms (--algorithm)": {
             spec.name: f"{spec.title}: {spec.purpose} [presets: {', '.join(spec.presets)}]"
             for spec in specs.ALGORITHMS.values()

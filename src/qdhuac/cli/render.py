@@ -41,20 +41,8 @@ def run(arguments: argparse.Namespace) -> int:
     from qdhuac.environment import prepare_jax
 
     prepare_jax()
-    from qdhuac.store import repertoire
-    from qdhuac.store.run_folder import REPERTOIRE
-    from qdhuac.training.evaluation import check_genotypes
-    from qdhuac.view.trajectory import simulate, viewing_task
+    from qdhuac.view.trajectory import viewing_task
 
-    task, genotypes = viewing_task(found.config), repertoire.genotypes(found.archive)
-    check_genotypes(task, genotypes, str(found.folder.path / REPERTOIRE))
-    shown = simulate(task, genotypes, policy.index, arguments.seed)
-    print(
-        f"individual {policy.index} of {len(found)}: stored fitness {policy.fitness:.1f}, here "
-        f"{shown.reward.sum():.1f} in {len(shown.reward)} steps",
-        flush=True,
-    )
-    frames = None if arguments.seconds is None else round(arguments.seconds / shown.dt) + 1
-    video.write(output, task.robot.model, shown.qpos[:frames], shown.dt)
+    print(video.render(viewing_task(found.config), found, policy, output, arguments.seed, arguments.seconds))
     print(f"video: {output}")
     return 0

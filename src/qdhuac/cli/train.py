@@ -13,6 +13,7 @@ from qdhuac.algorithms import specs
 from qdhuac.cli.common import add_training, changes, process, suggest, whole, write_reports
 from qdhuac.config import OWN, Config
 from qdhuac.errors import UserError
+from qdhuac.tasks.robots import TASKS
 
 _DEFAULT = Config()
 
@@ -22,7 +23,7 @@ def add(parser: argparse.ArgumentParser) -> None:
     task, algorithm, preset, backend = (
         parser.add_argument(flag, dest=dest, metavar="NAME", help=text)
         for flag, dest, text in (
-            ("--task", "task.name", f"default {_DEFAULT.task.name}; one of: {', '.join(config.TASKS)}"),
+            ("--task", "task.name", f"default {_DEFAULT.task.name}; one of: {', '.join(TASKS)}"),
             (
                 "--algorithm",
                 "algorithm",
@@ -32,7 +33,7 @@ def add(parser: argparse.ArgumentParser) -> None:
             ("--backend", "task.backend", f"physics, default auto; one of: {', '.join(config.BACKENDS)}"),
         )
     )
-    suggest(task, config.TASKS)
+    suggest(task, TASKS)
     suggest(algorithm, specs.ALGORITHMS)
     suggest(preset, specs.preset_names())
     suggest(backend, config.BACKENDS)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import contextlib
-import os
 import socket
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -34,20 +33,10 @@ def run(arguments: argparse.Namespace) -> int:
     require("plotly", "view")
     _require_free(arguments.port)
     prepare_jax()
-    from qdhuac.store import repertoire
-    from qdhuac.store.run_folder import REPERTOIRE
-    from qdhuac.training.evaluation import check_genotypes
     from qdhuac.view import explorer
     from qdhuac.view.trajectory import viewing_task
 
-    task, folder = viewing_task(found.config), found.folder
-    check_genotypes(task, repertoire.genotypes(found.archive), str(folder.path / REPERTOIRE))
-    with explorer.Server(explorer.Explorer(folder, task), arguments.port) as server:
-        print(f"open {server.address} in a browser; Ctrl-C ends", flush=True)
-        if not arguments.no_browser and (os.environ.get("DISPLAY") or os.environ.get("WAYLAND_DISPLAY")):
-            server.open_browser()
-        with contextlib.suppress(KeyboardInterrupt):
-            server.serve_forever()
+    explorer.serve(viewing_task(found.config), found, arguments.port, browser=not arguments.no_browser)
     return 0
 
 

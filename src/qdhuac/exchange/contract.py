@@ -5,42 +5,33 @@ from __future__ import annotations
 import math
 from typing import Any
 
-import jax
+import mujoco
 import numpy as np
 
-from qdhuac.config import check_choice
-from qdhuac.environment import quiet_imports
-from qdhuac.tasks import engine
-from qdhuac.tasks.mjx import SPECS, make_brax
-
-with quiet_imports():
-    import mujoco
+from qdhuac.tasks import model as m
+from qdhuac.tasks import robots
+from qdhuac.tasks.model import load, motor_names, seconds_per_step, tables
 
 _FREE = ("x", "y", "z", "qw", "qx", "qy", "qz"), ("vx", "vy", "vz", "wx", "wy", "wz")
 _INERTIA = ("xx", "yy", "zz", "xy", "xz", "yz", "mx", "my", "mz", "mass")
 _SPATIAL = ("vx", "vy", "vz", "wx", "wy", "wz")
 
 
-def interface(task: str, backend: str) -> dict[str, Any]:
+def interface(task: str) -> dict[str, Any]:
     """Names and ranges of observations and actions, and how often a second the policy acts."""
-    check_choice("task", task, SPECS)
-    robot = SPECS[task].robot
-    env = make_brax(robot, "mjx" if backend == "native" else backend)
-    model = env.sys.mj_model
-    entries, limits = engine.observed_entries(robot, model)
-    observations = [_range(_name(entry, model), -limit, limit) for entry, limit in zip(entries, limits, strict=True)]
-    if backend not in ("native", "mjx"):
-        # Brax's own engines observe the same but for Humanoid, of which they know less.
-        size = int(jax.eval_shape(env.reset, jax.random.key(0)).obs.shape[-1])
-        if size != len(observations):
-            observations = unnamed(size, 0)["observations"]
-    stretched = robot == "humanoid"  # its actions are stretched to the range of the actuators
+    robot = robots.robot(task)
+    model = load(robot)
+    found = tables(robot, model)
+    observations = [
+        _range(_name(tuple(entry), model), -limit, limit)
+        for entry, limit in zip(found.observed.tolist(), found.limit, strict=True)
+    ]
     actions = []
-    for i in range(model.nu):
-        low, high = model.actuator_ctrlrange[i] if stretched else (-1.0, 1.0)
-        name = model.actuator(i).name or _joint(model, model.actuator_trnid[i, 0])
-        actions.append(_range(name, -1.0, 1.0) | {"control_low": float(low), "control_high": float(high)})
-    return {"control_rate_hz": round(1.0 / float(env.dt), 3), "observations": observations, "actions": actions}
+    for name, (factor, offset) in zip(motor_names(model), found.control.tolist(), strict=True):
+        low, high = offset - factor, offset + factor
+        actions.append(_range(name, -1.0, 1.0) | {"control_low": low, "control_high": high})
+    rate = 1.0 / seconds_per_step(robot, model)
+    return {"control_rate_hz": round(rate, 3), "observations": observations, "actions": actions}
 
 
 def unnamed(
@@ -60,17 +51,17 @@ def _range(name: str, low: float, high: float) -> dict[str, Any]:
     return {"name": name, "low": low if np.isfinite(low) else None, "high": high if np.isfinite(high) else None}
 
 
-def _name(entry: engine.Entry, model: Any) -> str:
+def _name(entry: tuple[int, int], model: Any) -> str:
     """Such as `qpos/root/z`, `qvel/knee`, `cinert/torso/mass`."""
     field, at = entry
-    if field == engine.QPOS:
+    if field == m.QPOS:
         return f"qpos/{_coordinate(model, at, model.jnt_qposadr, _FREE[0])}"
-    if field in (engine.QVEL, engine.QFRC_ACTUATOR):
-        return f"{engine.FIELDS[field]}/{_coordinate(model, at, model.jnt_dofadr, _FREE[1])}"
-    if field == engine.COM_VELOCITY:
+    if field in (m.QVEL, m.QFRC_ACTUATOR):
+        return f"{m.FIELDS[field]}/{_coordinate(model, at, model.jnt_dofadr, _FREE[1])}"
+    if field == m.COM_VELOCITY:
         return f"com_velocity/{_body(model, at // 6 + 1)}/{_SPATIAL[at % 6]}"
-    parts = _INERTIA if field == engine.CINERT else "xyz"
-    return f"{engine.FIELDS[field]}/{_body(model, at // len(parts))}/{parts[at % len(parts)]}"
+    parts = _INERTIA if field == m.CINERT else "xyz"
+    return f"{m.FIELDS[field]}/{_body(model, at // len(parts))}/{parts[at % len(parts)]}"
 
 
 def _coordinate(model: Any, at: int, addresses: np.ndarray, parts: tuple[str, ...]) -> str:

@@ -65,7 +65,7 @@ def make_contract(run: Run) -> dict[str, Any]:
     except (KeyError, TypeError):
         raise UserError(f"{run.folder.path}: its repertoire does not say which task it is for") from None
     bounds = run.metadata.get("action_bounds")
-    described = unnamed(sizes["obs_size"], sizes["action_size"], bounds) if name == OWN else interface(name, backend)
+    described = unnamed(sizes["obs_size"], sizes["action_size"], bounds) if name == OWN else interface(name)
     for kind, size in trained.items():
         if len(described[kind]) != size:
             raise UserError(

@@ -11,9 +11,9 @@ import math
 import jax
 import jax.numpy as jnp
 
+from qdhuac.learning.run_policy import LOG_STD_RANGE
 from qdhuac.types import Array, Genotype
 
-LOG_STD_RANGE = (-5.0, 2.0)
 Layer = dict[str, Array]
 
 

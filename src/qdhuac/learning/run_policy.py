@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 
 CONTRACT, WEIGHTS, FORMAT = "contract.json", "policy.safetensors", "qdhuac policy 1"
+LOG_STD_RANGE = (-5.0, 2.0)  # of the learner's actor when it explores; exported policies never do
 Layers = Sequence[tuple[np.ndarray, np.ndarray]]  # kernel [inputs, outputs] and bias [outputs]
 
 
@@ -38,13 +39,24 @@ class Policy:
 
 def act(layers: Layers, obs: Any) -> np.ndarray:
     """The network: ReLU between layers, tanh at the end. [..., obs] -> [..., actions]"""
+    kernel, bias = layers[-1]
+    return np.tanh(hidden(layers, obs) @ kernel + bias)
+
+
+def hidden(layers: Layers, obs: Any) -> np.ndarray:
+    """What goes into the last layer. [..., obs] -> [..., width]"""
     x = np.asarray(obs, np.float32)
     if x.ndim < 1 or x.shape[-1] != len(layers[0][0]):
         raise ValueError(f"obs: expected {len(layers[0][0])} numbers, got shape {x.shape}")
     for kernel, bias in layers[:-1]:
         x = np.maximum(x @ kernel + bias, 0.0)
-    kernel, bias = layers[-1]
-    return np.tanh(x @ kernel + bias)
+    return x
+
+
+def layers_of(genotype: Any) -> Layers:
+    """The layers of a genotype, whose arrays are `Dense_0/kernel` and so on; a batch of them has batches of arrays."""
+    layers = [genotype[f"Dense_{i}"] for i in range(len(genotype))]
+    return [(layer["kernel"], layer["bias"]) for layer in layers]
 
 
 def read_layers(data: bytes) -> Layers:

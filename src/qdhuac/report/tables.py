@@ -2,13 +2,9 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Any
 
-from qdhuac.errors import RunFailed
-from qdhuac.store.files import replace_file
 from qdhuac.text import number, shown
 
 EVALUATED = {
@@ -72,11 +68,3 @@ def print_adaptation(result: Mapping[str, Any]) -> None:
         highlight=False,
         soft_wrap=True,
     )
-
-
-def write_json(path: Path, content: Mapping[str, Any]) -> None:
-    """Replace a JSON file."""
-    try:
-        replace_file(path, json.dumps(content, indent=1, allow_nan=False).encode())
-    except OSError as error:
-        raise RunFailed(f"{path}: cannot be written ({error.strerror})") from None

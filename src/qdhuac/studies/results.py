@@ -18,6 +18,7 @@ from qdhuac.store.run_folder import REPERTOIRE
 from qdhuac.studies import catalogue, statistics
 from qdhuac.studies.catalogue import Setting, Study
 from qdhuac.studies.folder import FINISHED, PROBED, RUNS, look, read
+from qdhuac.tasks.robots import TASKS, robot
 
 MEASURES = {"qd_score": "QD score", "coverage": "coverage (%)", "max_fitness": "max fitness", "qd_score_auc": "QD AUC"}
 # The same of the archive that an algorithm keeps.
@@ -26,7 +27,7 @@ KEPT = {
     "archive_qd_score": "their QD score",
     "archive_mean_fitness": "their mean fitness",
 }
-NAMES = {"hopper": "Hopper", "walker2d": "Walker2d", "halfcheetah": "HalfCheetah", "ant": "Ant", "humanoid": "Humanoid"}
+NAMES = {name: robot(name).title for name in TASKS}
 COUNTS = ("generation", "gradient_updates", "policies")  # `policies`: evaluated so far
 # Where the probe compares critic and shadow, by the prefix of its metrics.
 PROBES = {"probe_": "start states, whole batch", "probe_path_": "along the best agents' way"}

@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import contextlib
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import numpy as np
 
 from qdhuac.config import check_choice
 from qdhuac.errors import UserError
+from qdhuac.tasks.base import Bounds, Task, TaskSpec
 from qdhuac.tasks.rollout import AFTER_TERMINATION
-from qdhuac.types import Task
-
-Bounds = tuple[tuple[float, ...], tuple[float, ...]]
+from qdhuac.types import Array, Evaluation, Exploration, Genotype
 
 
 def check_options(
@@ -75,22 +75,22 @@ def check_inside(descriptors: np.ndarray, bounds: Bounds) -> None:
 
 
 class Watched:
-    """The user's task. A descriptor outside of its bounds would end up in the archive."""
+    """A task whose descriptors are checked: one outside of its bounds would end up in the archive."""
 
-    def __init__(self, task: Any) -> None:
-        self._task = task
+    def __init__(self, task: Task) -> None:
+        self._task, self.spec, self.policy = task, task.spec, task.policy
 
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._task if hasattr(self._task, name) else Task, name)  # which has defaults
-
-    def __enter__(self) -> Watched:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        getattr(self._task, "close", lambda: None)()  # processes that are left to Python's end are ended with noise
-
-    def evaluate(self, genotypes: Any, key: Any, exploration: Any = None) -> Any:
+    def evaluate(self, genotypes: Genotype, key: Array, exploration: Exploration | None = None) -> Evaluation:
         """As the task does, or a refusal."""
         found = self._task.evaluate(genotypes, key, exploration)
-        check_inside(np.asarray(found.descriptor), self.descriptor_bounds)
+        check_inside(np.asarray(found.descriptor), self.spec.descriptor_bounds)
         return found
+
+
+@contextlib.contextmanager
+def watched(task: Any) -> Iterator[Watched]:
+    """The user's task with its descriptors checked; what it holds is given back at the end if it is a context."""
+    if not (isinstance(task, Task) and isinstance(task.spec, TaskSpec)):
+        raise UserError(f"task: expected an object with a `spec` (a TaskSpec), a `policy` and `evaluate`, got {task!r}")
+    with task if isinstance(task, contextlib.AbstractContextManager) else contextlib.nullcontext():
+        yield Watched(task)

@@ -19,8 +19,10 @@ import numpy as np
 
 from qdhuac.errors import RunFailed, UserError
 from qdhuac.learning.policy import Policy
+from qdhuac.learning.run_policy import act, layers_of
 from qdhuac.tasks import checks as own
 from qdhuac.tasks import gym_worker
+from qdhuac.tasks.base import TaskSpec, Trajectory
 from qdhuac.tasks.gym_worker import Features, Make, Rows, Simulator
 from qdhuac.types import Array, Evaluation, Exploration, Genotype, Task, Transition
 
@@ -62,10 +64,8 @@ class GymnasiumTask(Task):
             raise UserError("describe: missing; give a function from the features of an episode to the descriptor")
         if workers is not None and (type(workers) is not int or workers < 1):
             raise UserError(f"workers={workers!r}: expected a whole number from 1")
-        self.descriptor_bounds, self.support, self.reward_offset = bounds, support, reward_offset
-        self.episode_length, self.after_termination = episode_length, after_termination
-        self.describe, self.store_contacts = describe, store_contacts
-        self._make, self._features = make, features
+        self.describe = describe
+        self._bounds, self._make, self._features = bounds, make, features
         self._workers = workers if workers is not None else len(os.sched_getaffinity(0))
         self._pool: ProcessPoolExecutor | None = None
         for name, function in (("make", make), ("features", features)):
@@ -78,30 +78,37 @@ class GymnasiumTask(Task):
         self._descriptor(seen[None], "after a reset")
         if store_contacts:
             own.check_contacts(len(seen), bounds)
-        self.obs_size, self.action_size = self._local.obs_size, self._local.action_size
         space = self._local.env.action_space
-        self.action_bounds = space.low.tolist(), space.high.tolist()
-        self.policy = Policy(self.obs_size, self.action_size, tuple(hidden))
+        self.policy = Policy(self._local.obs_size, self._local.action_size, tuple(hidden))
+        self.spec = TaskSpec(
+            bounds,
+            episode_length,
+            reward_offset,
+            support,
+            after_termination,
+            store_contacts,
+            action_bounds=(space.low.tolist(), space.high.tolist()),
+        )
 
     def evaluate(self, genotypes: Genotype, key: Array, exploration: Exploration | None = None) -> Evaluation:
         """One evaluation of each genotype."""
         genotypes, exploration = jax.tree.map(np.asarray, (genotypes, exploration))
-        layers = [genotypes[f"Dense_{n}"] for n in range(len(self.policy.hidden) + 1)]
-        batch = len(layers[0]["bias"])
+        layers, batch = layers_of(genotypes), len(jax.tree.leaves(genotypes)[0])
         seeds = np.asarray(jax.random.randint(key, (batch,), 0, 2**31 - 1))
         jobs = []
         for i in range(batch):
             head = None
             if exploration is not None and exploration.active[i]:
                 head = exploration.head["kernel"][i], exploration.head["bias"][i]
-            network = [(layer["kernel"][i], layer["bias"][i]) for layer in layers]
-            jobs.append((network, head, int(seeds[i]), self.episode_length, self.after_termination == "stop"))
+            network = [(kernel[i], bias[i]) for kernel, bias in layers]
+            stop = self.spec.after_termination == "stop"
+            jobs.append((network, head, int(seeds[i]), self.spec.episode_length, stop))
         found = self._simulate(jobs)
         rows = Rows(*(np.stack(column) for column in zip(*found, strict=True)))
         descriptor = np.stack(
             [self._descriptor(r.features[r.living], f"of individual {i}") for i, r in enumerate(found)]
         )
-        contacts = jnp.asarray(rows.features) if self.store_contacts else None
+        contacts = jnp.asarray(rows.features) if self.spec.contacts else None
         columns = (rows.obs, rows.action, rows.reward, rows.terminal, rows.next_obs)
         return Evaluation(
             fitness=jnp.asarray(np.where(rows.living, rows.reward, 0.0).sum(1, dtype=np.float32)),
@@ -110,6 +117,36 @@ class GymnasiumTask(Task):
             transitions=Transition(*map(jnp.asarray, columns))._replace(contacts=contacts),
             valid=jnp.asarray(rows.valid),
         )
+
+    def __enter__(self) -> GymnasiumTask:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()  # processes that are left to Python's end are ended with noise
+
+    @property
+    def model(self) -> Any:
+        """The environment's `mujoco.MjModel`; refused if it has none."""
+        env = self._local.env.unwrapped
+        if not (hasattr(env, "model") and hasattr(env, "data") and hasattr(env.data, "qpos")):
+            raise UserError(f"{type(env).__name__}: has no MuJoCo model, so there is nothing to draw")
+        return env.model
+
+    def episode(self, genotype: Genotype, key: Array) -> Trajectory:
+        """The first episode of one genotype, of an environment that is simulated by MuJoCo."""
+        model, env = self.model, self._local.env.unwrapped
+        layers = layers_of(jax.tree.map(np.asarray, genotype))
+        obs = self._local.reset(int(jax.random.randint(key, (), 0, 2**31 - 1)))
+        poses, rewards, features = [env.data.qpos.copy()], [], []
+        for _ in range(self.spec.episode_length):
+            obs, reward, terminated, truncated = self._local.step(act(layers, obs))
+            poses.append(env.data.qpos.copy())
+            rewards.append(reward)
+            features.append(self._local.look())
+            if terminated or truncated:
+                break
+        contacts = np.array(features) if self.spec.contacts else np.zeros((len(rewards), 0))
+        return Trajectory(np.array(poses), np.array(rewards), contacts, _seconds_per_step(env, model))
 
     def close(self) -> None:
         """End the processes."""
@@ -140,5 +177,10 @@ class GymnasiumTask(Task):
     def _descriptor(self, features: np.ndarray, whose: str) -> np.ndarray:
         """What `describe` makes of the features; refused if it is not a descriptor."""
         found = np.asarray(self.describe(features), np.float32)
-        own.check_shape(f"descriptor {whose}", found.shape, self.descriptor_bounds)
+        own.check_shape(f"descriptor {whose}", found.shape, self._bounds)
         return found
+
+
+def _seconds_per_step(env: Any, model: Any) -> float:
+    """How long an action lasts: environments of Gymnasium say so, others take one physics step."""
+    return float(env.dt if hasattr(env, "dt") else model.opt.timestep)

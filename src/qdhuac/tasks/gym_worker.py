@@ -10,9 +10,9 @@ import numpy as np
 
 from qdhuac.environment import require
 from qdhuac.errors import UserError
-from qdhuac.learning.run_policy import Layers
+from qdhuac.learning import run_policy
+from qdhuac.learning.run_policy import LOG_STD_RANGE, Layers
 
-LOG_STD_RANGE = (-5.0, 2.0)  # as in learning/policy.py, which would import JAX
 Features = Callable[[Any], Sequence[float]]
 Make = str | Callable[[], Any]
 
@@ -118,15 +118,12 @@ def episode(
 
 
 def _act(layers: Layers, head: tuple[np.ndarray, np.ndarray] | None, obs: np.ndarray, random: Any) -> np.ndarray:
-    x = obs
-    for kernel, bias in layers[:-1]:
-        x = np.maximum(x @ kernel + bias, 0.0)
+    if head is None:
+        return run_policy.act(layers, obs)
+    x, (low, high) = run_policy.hidden(layers, obs), LOG_STD_RANGE
     mean = x @ layers[-1][0] + layers[-1][1]
-    if head is not None:
-        low, high = LOG_STD_RANGE
-        log_std = low + 0.5 * (high - low) * (np.tanh(x @ head[0] + head[1]) + 1.0)
-        mean = mean + np.exp(log_std) * random.standard_normal(mean.shape, np.float32)
-    return np.tanh(mean)
+    log_std = low + 0.5 * (high - low) * (np.tanh(x @ head[0] + head[1]) + 1.0)
+    return np.tanh(mean + np.exp(log_std) * random.standard_normal(mean.shape, np.float32))
 
 
 _simulator: Simulator | None = None

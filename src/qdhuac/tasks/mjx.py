@@ -1,183 +1,114 @@
-"""Legged robots as quality-diversity tasks, on Brax's environments and physics backends.
-
-*Uni-directional* tasks run forward; their descriptor is, per foot, the share of steps with that foot on the ground.
-*Omni-directional* tasks (``*_omni``) only have to stay alive and cheap; their descriptor is where they end up.
-"""
+"""The robots on MJX: a whole batch of episodes in one compiled program, for accelerators."""
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
-from qdhuac.config import check_choice
-from qdhuac.environment import quiet_imports, quiet_models
-from qdhuac.errors import UserError
-from qdhuac.learning.policy import Policy
-from qdhuac.tasks.rollout import AFTER_TERMINATION, final_value, rollout, share_of_steps
-from qdhuac.types import Array, Evaluation, Exploration, Genotype, Task
+from qdhuac.environment import quiet_imports
+from qdhuac.tasks import model
+from qdhuac.tasks.locomotion import Locomotion
+from qdhuac.tasks.rollout import rollout
+from qdhuac.types import Array, Evaluation, Exploration, Genotype
 
-BRAX_BACKENDS = ("mjx", "spring", "positional", "generalized")
-FLOOR = "floor"
-OMNI_REACH = 30.0  # metres in each direction that the omni-directional descriptors cover
-
-
-@dataclasses.dataclass(frozen=True)
-class TaskSpec:
-    """What is known about a task without any simulator."""
-
-    robot: str  # Brax's name
-    feet: tuple[str, ...]  # names of geoms
-    reward_offset: float  # per step
-    support: tuple[float, float] = (-200.0, 1000.0)  # discounted returns to expect, in raw units
-    omni: bool = False
-    can_terminate: bool = True
+with quiet_imports():
+    from mujoco import mjx
 
 
-_ANT = TaskSpec(
-    "ant", ("left_foot_geom", "right_foot_geom", "third_foot_geom", "fourth_foot_geom"), 3.24, (-150.0, 2500.0)
-)
-_HUMANOID = TaskSpec("humanoid", ("right_foot", "left_foot"), 0.0, (-150.0, 1500.0))
-SPECS: dict[str, TaskSpec] = {
-    "hopper": TaskSpec("hopper", ("foot_geom",), 0.9),
-    "walker2d": TaskSpec("walker2d", ("foot_geom", "foot_left_geom"), 1.413),
-    "halfcheetah": TaskSpec("halfcheetah", ("bfoot", "ffoot"), 9.231, can_terminate=False),
-    "ant": _ANT,
-    "humanoid": _HUMANOID,
-    # Without the forward term the worst step of Ant is 1 - 0.5 * 8 = -3; Humanoid's is positive.
-    "ant_omni": dataclasses.replace(_ANT, omni=True, reward_offset=3.0),
-    "humanoid_omni": dataclasses.replace(_HUMANOID, omni=True),
-}
+class MjxState(NamedTuple):
+    """A robot after a step."""
+
+    data: Any  # MJX's
+    obs: Array
+    reward: Array
+    done: Array
+    features: Array  # what the descriptor is made of
+    progress: Array
 
 
-class Locomotion(Task):
-    """A `Task`. Building it loads the model; the first `evaluate` compiles, about 20 s on MJX."""
+class MjxLocomotion(Locomotion):
+    """A `Task`. The first `evaluate` compiles, about 20 s."""
 
+    backend = "mjx"
     takes_runs = True
 
-    def __init__(
-        self,
-        name: str,
-        *,
-        backend: str = "mjx",
-        episode_length: int = 1000,
-        after_termination: str = "reset",
-        hidden: tuple[int, ...] = (256, 256),
-        store_contacts: bool = False,
-    ) -> None:
-        check_choice("task", name, SPECS)
-        check_choice("backend", backend, BRAX_BACKENDS)
-        check_choice("after_termination", after_termination, AFTER_TERMINATION)
-        if episode_length < 1:
-            raise UserError(f"episode_length={episode_length!r}: must be at least 1")
-        self.name, self.backend, self.spec = name, backend, SPECS[name]
-        self.episode_length, self.after_termination = episode_length, after_termination
-        self.store_contacts = check_contacts(name, store_contacts)
-        self.reward_offset, self.support = self.spec.reward_offset, self.spec.support
-
-        self.env = LeanEnvironment(make_brax(self.spec.robot, backend), forward=not self.spec.omni)
-        # Brax's own `observation_size` runs a whole reset op by op, which takes 16 to 40 s.
-        self.obs_size = int(jax.eval_shape(self.env.reset, jax.random.key(0)).obs.shape[-1])
-        self.action_size = int(self.env.brax.action_size)
-        self.policy = Policy(self.obs_size, self.action_size, tuple(hidden))
-
-        self.contacts = foot_contacts(self.env.brax, self.spec)
-        size = 2 if self.spec.omni else len(self.spec.feet)
-        low, high = (-OMNI_REACH, OMNI_REACH) if self.spec.omni else (0.0, 1.0)
-        self.descriptor_bounds = ((low,) * size, (high,) * size)
+    def __init__(self, name: str, **options: Any) -> None:
+        super().__init__(name, **options)
+        self.physics = mjx.put_model(self.model)
         self._evaluate = jax.jit(self._rollout)
 
     def evaluate(self, genotypes: Genotype, key: Array, exploration: Exploration | None = None) -> Evaluation:
         """One evaluation of each genotype; compiled once per batch size, and once more with exploration."""
         return self._evaluate(genotypes, key, exploration)
 
+    def reset(self, key: Array) -> MjxState:
+        """The start of an episode."""
+        return self.state(self.data(*self.start(key)))
+
+    def data(self, qpos: Array, qvel: Array) -> Any:
+        """MJX's data of a robot at a pose with velocities."""
+        return mjx.forward(self.physics, mjx.make_data(self.physics).replace(qpos=qpos, qvel=qvel))
+
+    def step(self, state: MjxState, action: Array) -> MjxState:
+        """One environment step."""
+        control = self.tables.control
+        data = state.data.replace(ctrl=action * control[:, 0] + control[:, 1])
+        data = jax.lax.fori_loop(0, self.tables.frames, lambda _, data: mjx.step(self.physics, data), data)
+        after = self.state(data)
+        return after._replace(reward=self.reward(after.progress - state.progress, action))
+
+    def state(self, data: Any) -> MjxState:
+        """What there is to see of MJX's data; the reward is that of no step."""
+        t, look = self.tables, self._reader(data)
+        watched, features = look(t.watched), look(t.features)
+        healthy = jnp.all((t.bounds[:, 0] < watched) & (watched < t.bounds[:, 1]))
+        if not self.robot.omni:  # the lowest point of each foot, a sphere or a capsule, touches the floor
+            height = features - t.reach * jnp.abs(data.geom_xmat.reshape(-1)[t.tilt]) - t.radius
+            features = (height <= 0.0).astype(jnp.float32)
+        obs = jnp.clip(look(t.observed), -t.limit, t.limit)
+        return MjxState(data, obs, jnp.float32(0.0), 1.0 - healthy.astype(jnp.float32), features, look(t.progress))
+
+    def _reader(self, data: Any) -> Callable[[np.ndarray], Array]:
+        """A function from entries [..., 2] to the numbers that they are."""
+        t = self.tables
+        used = np.unique(
+            np.concatenate([x.reshape(-1, 2)[:, 0] for x in (t.observed, t.watched, t.progress, t.features)])
+        )
+        parts = [self._field(data, int(field)).reshape(-1) for field in used]
+        starts = np.zeros(len(model.NAMES), int)
+        starts[used] = np.cumsum([0, *(part.size for part in parts[:-1])])
+        numbers = jnp.concatenate(parts)
+        return lambda entries: numbers[starts[entries[..., 0]] + entries[..., 1]]
+
+    def _field(self, data: Any, field: int) -> Array:
+        m = self.model
+        if field == model.CINERT:  # about the centre of mass of the whole, as MuJoCo has it; no public field of MJX
+            arm, mass = data.xipos - data.subtree_com[1], m.body_mass[:, None, None]
+            square = jnp.sum(arm**2, -1)[:, None, None] * jnp.eye(3) - arm[:, :, None] * arm[:, None, :]
+            inertia = (data.ximat * m.body_inertia[:, None, :]) @ data.ximat.swapaxes(1, 2) + mass * square
+            symmetric = [inertia[:, i, j] for i, j in ((0, 0), (1, 1), (2, 2), (0, 1), (0, 2), (1, 2))]
+            return jnp.stack([*symmetric, *(m.body_mass[:, None] * arm).T, jnp.asarray(m.body_mass)], axis=1)
+        if field == model.COM_VELOCITY:
+            spin, linear = data.cvel[1:, :3], data.cvel[1:, 3:]
+            velocity = linear + jnp.cross(spin, data.xipos[1:] - data.subtree_com[1])
+            return jnp.concatenate([velocity * self.tables.mass_share[:, None], spin], axis=1)
+        return getattr(data, model.NAMES[field])
+
     def _rollout(self, genotypes: Genotype, key: Array, exploration: Exploration | None) -> Evaluation:
         return rollout(
-            self.env,
+            self,
             self.policy,
             genotypes,
             key,
             exploration,
-            features=torso_position if self.spec.omni else self.contacts,
-            describe=final_position if self.spec.omni else share_of_steps,
-            episode_length=self.episode_length,
-            after_termination=self.after_termination,
-            can_terminate=self.spec.can_terminate,
-            store_features=self.store_contacts,
+            features=lambda state: state.features,
+            describe=self.describe,
+            episode_length=self.spec.episode_length,
+            after_termination=self.spec.after_termination,
+            can_terminate=self.robot.can_terminate,
+            store_features=self.spec.contacts,
         )
-
-
-def check_contacts(name: str, store: bool) -> bool:
-    """Whether transitions carry contacts, which only those tasks have whose descriptor is made of them."""
-    if store and SPECS[name].omni:
-        raise UserError(f"task {name!r}: its descriptor is not made of foot contacts, so there are none to store")
-    return store
-
-
-class LeanEnvironment:
-    """A Brax environment whose states carry no metrics, with or without the reward for going forward."""
-
-    def __init__(self, brax: Any, *, forward: bool = True) -> None:
-        self.brax, self.forward = brax, forward
-
-    def reset(self, key: Array) -> Any:
-        return self.brax.reset(key).replace(metrics={}, info={})
-
-    def step(self, state: Any, action: Array) -> Any:
-        # Brax's step updates the dictionary of metrics in place: give it one of its own.
-        state = self.brax.step(state.replace(metrics={}), action)
-        reward = state.reward if self.forward else state.reward - state.metrics["forward_reward"]
-        return state.replace(reward=reward, metrics={})
-
-
-def make_brax(robot: str, backend: str) -> Any:
-    """Brax's environment, without its noise."""
-    with quiet_imports():
-        from brax import envs
-    with quiet_models():
-        return envs.get_environment(robot, backend=backend)
-
-
-def geom_ids(model: Any, robot: str, names: tuple[str, ...]) -> list[int]:
-    """Indices of named geoms in a MuJoCo model; an error that names what there is, where one is missing."""
-    known = [model.geom(i).name for i in range(model.ngeom)]
-    for name in names:
-        if name not in known:
-            raise ValueError(f"robot {robot!r} has no geom {name!r}; its geoms are: {', '.join(known)}")
-    return [known.index(name) for name in names]
-
-
-def foot_contacts(env: Any, spec: TaskSpec) -> Callable[[Any], Array]:
-    """A function from a state to which feet touch the floor [len(feet)] (1 or 0)."""
-    floor, *feet = geom_ids(env.sys.mj_model, spec.robot, (FLOOR, *spec.feet))
-    with quiet_imports():
-        from brax import contact as brax_contact
-
-    def contacts(state: Any) -> Array:
-        physics = state.pipeline_state
-        # MJX keeps the contacts of its last substep. The other backends only do so in a debug mode that collides
-        # in every substep: once per step is enough.
-        contact = physics._impl.contact if env.backend == "mjx" else brax_contact.get(env.sys, physics.x)
-        if contact is None:
-            raise ValueError(f"robot {spec.robot!r} on backend {env.backend!r}: the model has no contacts at all")
-        touching = contact.dist <= 0.0  # [contacts]
-        pairs = jnp.sort(contact.geom, axis=-1)  # [contacts, 2]
-        hits = [jnp.any(touching & jnp.all(pairs == jnp.array(sorted((floor, foot))), axis=-1)) for foot in feet]
-        return jnp.stack(hits).astype(jnp.float32)
-
-    return contacts
-
-
-def torso_position(state: Any) -> Array:
-    """Where the robot is on the plane. [2]"""
-    return state.pipeline_state.x.pos[0, :2]
-
-
-def final_position(positions: Array, living: Array) -> Array:
-    """Where the first episode ended, within the descriptor's bounds. [T, 2], [T] -> [2]"""
-    end = final_value(positions, living)
-    # A robot that exploded is nowhere: clipping would turn an infinity into an ordinary place.
-    return jnp.where(jnp.isfinite(end), jnp.clip(end, -OMNI_REACH, OMNI_REACH), jnp.nan)

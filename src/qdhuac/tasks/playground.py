@@ -10,10 +10,12 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from qdhuac.errors import UserError
 from qdhuac.learning.policy import Policy
 from qdhuac.tasks import checks as own
+from qdhuac.tasks.base import TaskSpec, Trajectory
 from qdhuac.tasks.rollout import rollout, share_of_steps
 from qdhuac.types import Array, Evaluation, Exploration, Genotype, Task
 
@@ -25,8 +27,6 @@ class PlaygroundTask(Task):
 
     `describe(features, living)` gets those of all steps [T, F], and which of them belong to the first episode [T].
     """
-
-    takes_runs = True
 
     def __init__(
         self,
@@ -46,18 +46,17 @@ class PlaygroundTask(Task):
         bounds = own.check_options(descriptor_bounds, episode_length, after_termination, support, hidden)
         if not callable(features):
             raise UserError("features: missing; expected a function from a state to the numbers of the descriptor")
-        self.descriptor_bounds, self.support, self.reward_offset = bounds, support, reward_offset
-        self.episode_length, self.store_contacts = episode_length, store_contacts
-        self.after_termination = after_termination
-        self.env, self.action_size = Flat(env), int(env.action_size)
+        self.spec = TaskSpec(
+            bounds, episode_length, reward_offset, support, after_termination, store_contacts, takes_runs=True
+        )
+        self.env = Flat(env)
         # Shapes alone: nothing is simulated or compiled yet.
         first = jax.eval_shape(self.env.reset, jax.random.key(0))
         if first.obs.ndim != 1:
             raise UserError(f"observation: expected a list of numbers, got shape {first.obs.shape}")
-        self.obs_size = int(first.obs.shape[0])
-        self.policy = Policy(self.obs_size, self.action_size, tuple(hidden))
+        self.policy = Policy(int(first.obs.shape[0]), int(env.action_size), tuple(hidden))
         seen = jax.eval_shape(features, first.state)
-        if getattr(seen, "ndim", None) != 1:
+        if not hasattr(seen, "ndim") or seen.ndim != 1:
             raise UserError(f"features: expected an array of one dimension, got {seen}")
         steps = jax.ShapeDtypeStruct((episode_length, *seen.shape), seen.dtype)
         found = jax.eval_shape(describe, steps, jax.ShapeDtypeStruct((episode_length,), bool))
@@ -81,10 +80,34 @@ class PlaygroundTask(Task):
             )
 
         self._evaluate = jax.jit(evaluate)
+        self._reset, self._step = jax.jit(self.env.reset), jax.jit(self._act_and_step)
+        self._features = jax.jit(lambda flat: features(flat.state))
 
     def evaluate(self, genotypes: Genotype, key: Array, exploration: Exploration | None = None) -> Evaluation:
         """One evaluation of each genotype; compiled once per batch size, and once more with exploration."""
         return self._evaluate(genotypes, key, exploration)
+
+    @property
+    def model(self) -> Any:
+        """The environment's `mujoco.MjModel`."""
+        return self.env.unwrapped.mj_model
+
+    def episode(self, genotype: Genotype, key: Array) -> Trajectory:
+        """The first episode of one genotype."""
+        state = self._reset(key)
+        poses, rewards, features = [np.asarray(state.state.data.qpos)], [], []
+        for _ in range(self.spec.episode_length):
+            state = self._step(genotype, state)
+            poses.append(np.asarray(state.state.data.qpos))
+            rewards.append(float(state.reward))
+            features.append(np.asarray(self._features(state)))
+            if state.done > 0.5:
+                break
+        contacts = np.array(features) if self.spec.contacts else np.zeros((len(rewards), 0))
+        return Trajectory(np.array(poses), np.array(rewards), contacts, float(self.env.unwrapped.dt))
+
+    def _act_and_step(self, genotype: Genotype, state: Any) -> Any:
+        return self.env.step(state, self.policy.act(genotype, state.obs))
 
 
 class FlatState(NamedTuple):
@@ -100,14 +123,14 @@ class Flat:
     """The environment with one vector as observation."""
 
     def __init__(self, env: Any) -> None:
-        self._env = env
+        self.unwrapped = env
 
     def reset(self, key: Array) -> FlatState:
         # Environments keep the key in their state, which must be made of plain arrays.
-        return self._flat(self._env.reset(jax.random.key_data(key)))
+        return self._flat(self.unwrapped.reset(jax.random.key_data(key)))
 
     def step(self, state: FlatState, action: Array) -> FlatState:
-        return self._flat(self._env.step(state.state, action))
+        return self._flat(self.unwrapped.step(state.state, action))
 
     def _flat(self, state: Any) -> FlatState:
         obs = state.obs

@@ -22,7 +22,7 @@ AFTER_TERMINATION = ("reset", "stop")
 
 
 class Environment(Protocol):
-    """What Brax calls an environment; a state has at least ``obs``, ``reward`` and ``done`` (above 0.5: it failed)."""
+    """An environment in JAX; a state has at least ``obs``, ``reward`` and ``done`` (above 0.5: it failed)."""
 
     def reset(self, key: Array) -> Any: ...
 

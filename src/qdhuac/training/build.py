@@ -11,12 +11,11 @@ from qdhuac.algorithms import specs
 from qdhuac.algorithms.specs import AlgorithmSpec
 from qdhuac.config import OWN, Config
 from qdhuac.errors import UserError
-from qdhuac.tasks.mjx import Locomotion
-from qdhuac.tasks.native import NativeLocomotion
+from qdhuac.tasks.base import Task
 from qdhuac.types import Algorithm
 
 
-def build(config: Config, task: Any = None, outside: AlgorithmSpec | None = None) -> tuple[Any, Algorithm]:
+def build(config: Config, task: Task | None = None, outside: AlgorithmSpec | None = None) -> tuple[Task, Algorithm]:
     """The task and the algorithm of a run; the task is given if it is the user's own, likewise the algorithm's spec."""
     task = build_task(config) if task is None else task
     return task, build_algorithm(config, task, outside)
@@ -30,7 +29,7 @@ def choose_backend(config: Config) -> Config:
     return specs.validate(dataclasses.replace(config, task=dataclasses.replace(config.task, backend=backend)))
 
 
-def build_task(config: Config) -> Any:
+def build_task(config: Config) -> Task:
     """The simulated robot."""
     t = choose_backend(config).task
     if t.name == OWN:
@@ -43,10 +42,14 @@ def build_task(config: Config) -> Any:
         "store_contacts": spec is not None and "contacts" in spec.needs,
     }
     if t.backend == "native":
+        from qdhuac.tasks.native import NativeLocomotion
+
         return NativeLocomotion(t.name, **common)
-    return Locomotion(t.name, backend=t.backend, **common)
+    from qdhuac.tasks.mjx import MjxLocomotion  # importing MJX takes seconds
+
+    return MjxLocomotion(t.name, **common)
 
 
-def build_algorithm(config: Config, task: Any, outside: AlgorithmSpec | None = None) -> Algorithm:
+def build_algorithm(config: Config, task: Task, outside: AlgorithmSpec | None = None) -> Algorithm:
     """The algorithm over the archive that the configuration asks for; `outside` is its spec if the package has none."""
     return specs.build(config, task, outside)

@@ -2,15 +2,23 @@
 
 from __future__ import annotations
 
+import json
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
-from qdhuac.errors import UserError
+from qdhuac.errors import RunFailed, UserError
 from qdhuac.metrics import PassiveGrid, scores
-from qdhuac.types import Genotype, Task
+from qdhuac.store import repertoire
+from qdhuac.store.files import replace_file
+from qdhuac.store.run import Run
+from qdhuac.store.run_folder import EVALUATION, REPERTOIRE
+from qdhuac.tasks.base import Task
+from qdhuac.types import Genotype
+
+BATCH = 10  # individuals that are evaluated at once
 
 
 def check_genotypes(task: Task, genotypes: Genotype, where: str) -> None:
@@ -21,6 +29,30 @@ def check_genotypes(task: Task, genotypes: Genotype, where: str) -> None:
     shapes = jax.tree.map(lambda x: (x.shape, x.dtype), expected)
     if jax.tree.map(lambda x: (x.shape[1:], x.dtype), genotypes) != shapes:
         raise UserError(f"{where}: its genotypes are not policies of this task")
+
+
+def evaluate(task: Task, run: Run, *, episodes: int = 8, seed: int = 0) -> dict[str, Any]:
+    """Evaluate the archive of a run again.
+
+    Args:
+        task: that of the run, or one that differs from it, such as a damaged robot.
+        run: as `qdhuac.load` gives it; `evaluation.json` is written to its folder.
+        episodes: of each individual.
+        seed: of their starts.
+
+    Returns:
+        The stored archive beside its re-evaluation, as a whole and per individual.
+    """
+    genotypes = repertoire.genotypes(run.archive)
+    check_genotypes(task, genotypes, str(run.folder.path / REPERTOIRE))
+    fitness, descriptor = evaluate_again(task, genotypes, episodes=episodes, batch_size=BATCH, seed=seed)
+    summary = summarise(task, run.archive, fitness, descriptor)
+    path = run.folder.path / EVALUATION
+    try:
+        replace_file(path, json.dumps(summary, indent=1, allow_nan=False).encode())
+    except OSError as error:
+        raise RunFailed(f"{path}: cannot be written ({error.strerror})") from None
+    return summary
 
 
 def evaluate_again(task: Task, genotypes: Genotype, *, episodes: int, batch_size: int, seed: int) -> tuple[Any, Any]:
@@ -44,7 +76,7 @@ def evaluate_again(task: Task, genotypes: Genotype, *, episodes: int, batch_size
 
 def summarise(task: Task, arrays: dict[str, np.ndarray], fitness: np.ndarray, descriptor: np.ndarray) -> dict[str, Any]:
     """The stored archive against its re-evaluation, as a whole and per individual."""
-    grid, offset = PassiveGrid.over(*task.descriptor_bounds), task.reward_offset * task.episode_length
+    grid, offset = PassiveGrid.over(*task.spec.descriptor_bounds), task.spec.reward_offset * task.spec.episode_length
 
     def measure(f: np.ndarray, d: np.ndarray) -> dict[str, float | None]:
         found = scores(grid.add(grid.init(), jnp.asarray(f), jnp.asarray(d)), offset)

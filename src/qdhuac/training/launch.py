@@ -21,6 +21,7 @@ from qdhuac.store import checkpoint
 from qdhuac.store.run_folder import RunDir
 
 if TYPE_CHECKING:
+    from qdhuac.tasks.base import Task
     from qdhuac.training.loggers import Logger
 
 SEED = "seed-"  # runs side by side are folders of this name and their seed
@@ -44,7 +45,7 @@ def train(
     seeds: int | None = None,
     process: Process = ALONE,
     log: str | Logger | None = None,
-    task: Any = None,
+    task: Task | None = None,
     algorithm: AlgorithmSpec | None = None,
 ) -> int:
     """Train a new run in the folder `path`; returns the exit code, 0 or that of the signal that stopped it.
@@ -89,7 +90,7 @@ def resume(
     process: Process = ALONE,
     log: str | Logger | None = None,
     check: Callable[[RunDir, Config], None] | None = None,
-    task: Any = None,
+    task: Task | None = None,
     algorithm: AlgorithmSpec | None = None,
 ) -> int:
     """Go on with the run in the folder `path`, or with those that were started side by side in it. Returns as `train`.
@@ -162,7 +163,7 @@ def _run(
     new: bool,
     process: Process,
     log: str | Logger | None,
-    task: Any,
+    task: Task | None,
     algorithm: AlgorithmSpec | None,
 ) -> int:
     """The part that needs JAX; `path` holds all `runs`."""

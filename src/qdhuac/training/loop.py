@@ -24,7 +24,8 @@ from qdhuac.training.display import Progress, Silent, mean
 from qdhuac.training.program import Program
 from qdhuac.training.recorder import Recorder
 from qdhuac.training.signals import Stop
-from qdhuac.types import Algorithm, Emission, Evaluation, Task
+from qdhuac.tasks.base import Task
+from qdhuac.types import Algorithm, Emission, Evaluation
 
 PHASES = {"ask": "asking", "evaluate": "evaluating", "tell": "telling", "learn": "learning"}
 
@@ -133,7 +134,7 @@ class Trainer:
         try:
             if not self._several:
                 found = self.task.evaluate(genotypes, keys, exploration)
-            elif self.task.takes_runs:
+            elif self.task.spec.takes_runs:
                 # One long batch, not a vmap: that would turn the branches of a rollout into both ways at every step.
                 flat = jax.tree.map(lambda x: x.reshape(-1, *x.shape[2:]), (genotypes, exploration))
                 found = self.task.evaluate(flat[0], keys, flat[1])

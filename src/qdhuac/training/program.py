@@ -9,7 +9,8 @@ import jax
 import jax.numpy as jnp
 
 from qdhuac.metrics import PassiveGrid, archive_scores, scores
-from qdhuac.types import Algorithm, Array, Emission, Evaluation, Metrics, Task, Told
+from qdhuac.tasks.base import Task
+from qdhuac.types import Algorithm, Array, Emission, Evaluation, Metrics, Told
 
 
 class RunState(NamedTuple):
@@ -30,7 +31,7 @@ class Program:
     @classmethod
     def of(cls, task: Task, algorithm: Algorithm) -> Program:
         """The program of an algorithm on a task."""
-        return cls(algorithm, PassiveGrid.over(*task.descriptor_bounds), task.reward_offset * task.episode_length)
+        return cls(algorithm, PassiveGrid.over(*task.spec.descriptor_bounds), task.spec.reward_offset * task.spec.episode_length)
 
     def init(self, key: Array) -> RunState:
         """The state at generation 0."""

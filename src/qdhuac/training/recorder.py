@@ -18,7 +18,8 @@ from qdhuac.metrics import auc_increment, symptoms
 from qdhuac.store import checkpoint, repertoire
 from qdhuac.store.run_folder import COLUMNS, REPERTOIRE, RunDir
 from qdhuac.training.loggers import Logger
-from qdhuac.types import Algorithm, Metrics, Task, Told
+from qdhuac.tasks.base import Task
+from qdhuac.types import Algorithm, Metrics, Told
 
 
 @dataclasses.dataclass
@@ -271,9 +272,9 @@ class Recorder:
             "algorithm": self.config.algorithm,
             "operators": self._algorithm.operators,
             "policy": dataclasses.asdict(policy) if policy is not None else None,
-            "descriptor_bounds": task.descriptor_bounds,
-            "action_bounds": task.action_bounds,
-            "reward_offset": task.reward_offset,
+            "descriptor_bounds": task.spec.descriptor_bounds,
+            "action_bounds": task.spec.action_bounds,
+            "reward_offset": task.spec.reward_offset,
             "generation": self.counters.generation,
             "env_steps": self.counters.env_steps,
             "versions": versions(),

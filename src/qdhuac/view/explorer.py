@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import os
 import re
 import secrets
 import sys
@@ -30,9 +31,12 @@ from qdhuac.errors import UserError
 from qdhuac.report.run_figures import descriptor_labels
 from qdhuac.store import repertoire
 from qdhuac.store.history import History, rebuild
+from qdhuac.store.run import Run
 from qdhuac.store.run_folder import HISTORY, REPERTOIRE, RunDir
+from qdhuac.tasks.base import Trajectory, Viewable
+from qdhuac.training.evaluation import check_genotypes
 from qdhuac.view import scene
-from qdhuac.view.trajectory import Trajectory, simulate
+from qdhuac.view.trajectory import simulate
 
 HOST = "127.0.0.1"
 MAX_POINTS = 1000  # of a trace: more cannot be seen
@@ -55,7 +59,7 @@ HEADERS = {
 class Explorer:
     """What the page asks for, from the files of a run, which may still be growing."""
 
-    def __init__(self, folder: RunDir, task: Any) -> None:
+    def __init__(self, folder: RunDir, task: Viewable) -> None:
         self.folder, self.task = folder, task
         self.settings = folder.read_config()
         self._lock = threading.Lock()
@@ -96,7 +100,7 @@ class Explorer:
                 ],  # of the whole run
                 "operators": {int(i): self._operator(int(i)) for i in np.unique(h.operator)},
                 "best": int(self.arrays["provenance/id"][self.arrays["fitness"].argmax()]),
-                "shapes": scene.shapes(self.task.robot.model),
+                "shapes": scene.shapes(self.task.model),
             }
 
     def _operator(self, index: int) -> str:
@@ -144,7 +148,7 @@ class Explorer:
     def poses(self, id: int) -> bytes:
         """Where every geom of the robot is in that episode: seconds per frame, then [frames, geoms, 7], as float32."""
         with self._lock:
-            poses, dt = scene.poses(self.task.robot.model, self._trajectory(id))
+            poses, dt = scene.poses(self.task.model, self._trajectory(id))
             return np.float32(dt).tobytes() + np.ascontiguousarray(poses, "<f4").tobytes()
 
     def policy(self, id: int) -> bytes:
@@ -271,6 +275,17 @@ class Handler(BaseHTTPRequestHandler):
 
     def log_message(self, format: str, *args: Any) -> None:
         """Log nothing: the terminal belongs to the command."""
+
+
+def serve(task: Viewable, run: Run, port: int = 8080, *, browser: bool = True) -> None:
+    """Show a run of this task in the browser until Ctrl-C."""
+    check_genotypes(task, repertoire.genotypes(run.archive), str(run.folder.path / REPERTOIRE))
+    with Server(Explorer(run.folder, task), port) as server:
+        print(f"open {server.address} in a browser; Ctrl-C ends", flush=True)
+        if browser and (os.environ.get("DISPLAY") or os.environ.get("WAYLAND_DISPLAY")):
+            server.open_browser()
+        with contextlib.suppress(KeyboardInterrupt):
+            server.serve_forever()
 
 
 def _number(text: str) -> int:

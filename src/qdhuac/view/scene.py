@@ -7,7 +7,7 @@ from typing import Any
 import mujoco
 import numpy as np
 
-from qdhuac.view.trajectory import Trajectory
+from qdhuac.tasks.base import Trajectory
 from qdhuac.view.video import every
 
 FPS = 30.0  # at most; the page moves smoothly between two frames

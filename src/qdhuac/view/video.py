@@ -14,7 +14,11 @@ from typing import Any
 import numpy as np
 
 from qdhuac.errors import RunFailed, UserError
+from qdhuac.store import repertoire
 from qdhuac.store.files import replace_file
+from qdhuac.store.run import Policy, Run
+from qdhuac.store.run_folder import REPERTOIRE
+from qdhuac.tasks.base import Viewable
 
 LIBRARIES = {"egl": "libEGL.so.1", "osmesa": "libOSMesa.so.8", "glfw": "libGL.so.1"}
 PACKAGES = "EGL (libEGL.so.1; Debian: libegl1 and libgl1-mesa-dri) or OSMesa (libOSMesa.so.8; Debian: libosmesa6)"
@@ -119,3 +123,19 @@ def write(path: Path, model: Any, qpos: np.ndarray, dt: float) -> None:
         replace_file(path, content)
     except OSError as error:
         raise RunFailed(f"{path}: cannot be written ({error.strerror or error})") from None
+
+
+def render(task: Viewable, run: Run, policy: Policy, output: Path, seed: int = 0, seconds: float | None = None) -> str:
+    """Film one episode of a policy of the run, or its first seconds; returns how it went, in one line."""
+    from qdhuac.training.evaluation import check_genotypes
+    from qdhuac.view.trajectory import simulate
+
+    genotypes = repertoire.genotypes(run.archive)
+    check_genotypes(task, genotypes, str(run.folder.path / REPERTOIRE))
+    shown = simulate(task, genotypes, policy.index, seed)
+    end = None if seconds is None else round(seconds / shown.dt) + 1
+    write(output, task.model, shown.qpos[:end], shown.dt)
+    return (
+        f"individual {policy.index} of {len(run)}: stored fitness {policy.fitness:.1f}, here "
+        f"{shown.reward.sum():.1f} in {len(shown.reward)} steps"
+    )
