@@ -24,7 +24,7 @@ from qdhuac.tasks import checks as own
 from qdhuac.tasks import gym_worker
 from qdhuac.tasks.base import TaskSpec, Trajectory
 from qdhuac.tasks.gym_worker import Features, Make, Rows, Simulator
-from qdhuac.types import Array, Evaluation, Exploration, Genotype, Task, Transition
+from qdhuac.types import Array, Evaluation, Exploration, Genotype, Transition
 
 Describe = Callable[[np.ndarray], Any]  # to D numbers
 
@@ -34,7 +34,7 @@ def mean_of_steps(features: np.ndarray) -> np.ndarray:
     return features.mean(0)
 
 
-class GymnasiumTask(Task):
+class GymnasiumTask:
     """A `Task`. `make` is the name of an environment or a function that makes one.
 
     `features(env)` is called after each step with the unwrapped environment and gives a list of numbers;

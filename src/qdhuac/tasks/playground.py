@@ -17,12 +17,12 @@ from qdhuac.learning.policy import Policy
 from qdhuac.tasks import checks as own
 from qdhuac.tasks.base import TaskSpec, Trajectory
 from qdhuac.tasks.rollout import rollout, share_of_steps
-from qdhuac.types import Array, Evaluation, Exploration, Genotype, Task
+from qdhuac.types import Array, Evaluation, Exploration, Genotype
 
 OBSERVED = "state"  # of several observations, the one that policies get; the others are for critics of their own
 
 
-class PlaygroundTask(Task):
+class PlaygroundTask:
     """A `Task`. `features(state)` gives some numbers per step in JAX, and `describe` the descriptor from them.
 
     `describe(features, living)` gets those of all steps [T, F], and which of them belong to the first episode [T].

@@ -31,7 +31,11 @@ class Program:
     @classmethod
     def of(cls, task: Task, algorithm: Algorithm) -> Program:
         """The program of an algorithm on a task."""
-        return cls(algorithm, PassiveGrid.over(*task.spec.descriptor_bounds), task.spec.reward_offset * task.spec.episode_length)
+        return cls(
+            algorithm,
+            PassiveGrid.over(*task.spec.descriptor_bounds),
+            task.spec.reward_offset * task.spec.episode_length,
+        )
 
     def init(self, key: Array) -> RunState:
         """The state at generation 0."""

@@ -17,8 +17,8 @@ from qdhuac.errors import RunFailed, UserError
 from qdhuac.metrics import auc_increment, symptoms
 from qdhuac.store import checkpoint, repertoire
 from qdhuac.store.run_folder import COLUMNS, REPERTOIRE, RunDir
-from qdhuac.training.loggers import Logger
 from qdhuac.tasks.base import Task
+from qdhuac.training.loggers import Logger
 from qdhuac.types import Algorithm, Metrics, Told
 
 
