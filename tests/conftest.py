@@ -2,6 +2,7 @@
 
 import os
 import shutil
+import sys
 import tempfile
 
 # Before JAX starts, for this process, pytest's workers and all their children: a CPU that is four devices, and one
@@ -22,12 +23,15 @@ from pathlib import Path
 
 import jax
 import pytest
+from absl import logging as absl_logging
 from runs import OneRun
 from toys import ToyLearner, ToyTask, toy_algorithm, toy_config
 
 from qdhuac import cli
 from qdhuac.store.run_folder import RunDir
 
+# Ray closes the streams of all log handlers when it starts: that of absl must not be the one that pytest reads.
+absl_logging.get_absl_handler().python_handler.stream = sys.__stderr__
 CACHE = os.environ["QDHUAC_TESTS"]
 # Longest first, so that no worker is left with a long file at the end.
 SLOW = (

@@ -238,7 +238,8 @@ def _check_qd_pg(config: Config) -> None:
     )
     require(
         task not in TASKS or not robot(task).omni,
-        f"task.name={task!r}: algorithm qd_pg needs a task whose descriptor is foot contacts",
+        f"task.name={task!r}: algorithm qd_pg needs a task whose descriptor is foot contacts; choose from: "
+        + ", ".join(repr(name) for name in TASKS if not robot(name).omni),
     )
     _check_learning(config)
 
