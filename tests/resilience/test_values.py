@@ -160,7 +160,7 @@ def test_a_diverging_critic_is_told_at_once_in_the_metrics_and_at_the_end(make_r
 
     # It is remembered across a stop, and the command says it last.
     runner.folder.unlock()
-    monkeypatch.setattr("qdhuac.training.build.build_task", lambda settings: ToyTask())
+    monkeypatch.setattr("qdhuac.training.build.build_task", lambda settings, outside=None: ToyTask())
     monkeypatch.setattr("qdhuac.training.build.build_algorithm", lambda settings, task, outside=None: diverging())
     monkeypatch.setattr("qdhuac.environment.prepare_jax", lambda: None)
     assert cli.main(["resume", str(runner.folder.path), "--generations", "7"]) == 0

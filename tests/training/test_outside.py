@@ -1,5 +1,6 @@
 """An algorithm, an archive and an emitter from outside of the package: imported when the user says so, never else."""
 
+import dataclasses
 import sys
 
 import outside
@@ -9,7 +10,9 @@ from runs import lines
 
 import qdhuac
 from qdhuac import cli
+from qdhuac.algorithms import specs
 from qdhuac.errors import UserError
+from qdhuac.training.build import build
 
 ARCHIVE = {"archive.kind": "outside:NEWEST"}
 GOAL = {"run.generations": 3}
@@ -18,7 +21,7 @@ GOAL = {"run.generations": 3}
 @pytest.fixture
 def reach(monkeypatch):
     """Let the command line build a toy instead of a robot."""
-    monkeypatch.setattr("qdhuac.training.build.build_task", lambda settings: ReachTask())
+    monkeypatch.setattr("qdhuac.training.build.build_task", lambda settings, outside=None: ReachTask())
 
 
 def test_from_python(tmp_path, monkeypatch):
@@ -75,3 +78,10 @@ def test_from_the_command_line(tmp_path, monkeypatch, reach, capsys, refused):
 def test_what_is_not_there_is_refused(tmp_path, refused, given, words):
     assert words in refused("train", "--preset", "smoke", "--run-dir", str(tmp_path / "run"), *given)
     assert not list(tmp_path.iterdir())
+
+
+def test_the_task_has_what_an_algorithm_from_outside_needs_of_it():
+    spec = dataclasses.replace(specs.ALGORITHMS["dns"], name="own:dns", needs=("contacts",))
+    for outside_spec, contacts in ((spec, True), (dataclasses.replace(spec, needs=()), False)):
+        config = specs.make(outside_spec, "smoke", {"task.name": "walker2d", "task.backend": "native"})
+        assert build(config, outside=outside_spec)[0].spec.contacts == contacts

@@ -17,7 +17,7 @@ from qdhuac.types import Algorithm
 
 def build(config: Config, task: Task | None = None, outside: AlgorithmSpec | None = None) -> tuple[Task, Algorithm]:
     """The task and the algorithm of a run; the task is given if it is the user's own, likewise the algorithm's spec."""
-    task = build_task(config) if task is None else task
+    task = build_task(config, outside) if task is None else task
     return task, build_algorithm(config, task, outside)
 
 
@@ -29,12 +29,12 @@ def choose_backend(config: Config) -> Config:
     return specs.validate(dataclasses.replace(config, task=dataclasses.replace(config.task, backend=backend)))
 
 
-def build_task(config: Config) -> Task:
-    """The simulated robot."""
+def build_task(config: Config, outside: AlgorithmSpec | None = None) -> Task:
+    """The simulated robot, with what the algorithm needs of it; `outside` is its spec if the package has none."""
     t = choose_backend(config).task
     if t.name == OWN:
         raise UserError("task 'own': is not part of qdhuac; give it from Python, to qdhuac.train or qdhuac.resume")
-    spec = specs.ALGORITHMS.get(config.algorithm)
+    spec = outside or specs.ALGORITHMS.get(config.algorithm)
     common: dict[str, Any] = {
         "episode_length": t.episode_length,
         "after_termination": t.after_termination,
