@@ -81,11 +81,11 @@ def _less_fit(claim: str, paper: str, results: Results, task: str, who: str, ref
 def benchmark(results: Results) -> Iterator[Row]:
     """Fitness, QD score and coverage beside the peers, and the steps that are saved."""
     paper = {"halfcheetah": "nearly 8 000 against 3 500", "humanoid": "nearly 4 000, higher"}
-    for task, name in NAMES.items():
-        claim = f"{name}: a fitter best policy than PGA-ME and QD-PG have"
+    for task in results.tasks:
+        claim = f"{NAMES[task]}: a fitter best policy than PGA-ME and QD-PG have"
         yield _higher(claim, paper.get(task, "higher"), results, task, "max_fitness", "QDHUAC", ["PGA-ME", "QD-PG"])
-    for task, name in NAMES.items():
-        claim = f"{name}: fitter also than PGA-ME with as many updates"
+    for task in results.tasks:
+        claim = f"{NAMES[task]}: fitter also than PGA-ME with as many updates"
         yield _higher(claim, "not compared", results, task, "max_fitness", "QDHUAC", ["PGA-ME, matched updates"])
     for task in ("hopper", "walker2d", "humanoid"):
         claim = f"{NAMES[task]}: a higher QD score than PGA-ME and QD-PG"
