@@ -1,4 +1,4 @@
-"""What `make docs` adds to the pages in this folder: reference pages, code beside formulas, and no outside parts."""
+"""What `make docs` adds to the pages in this folder: reference pages, and code beside formulas."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ ROOT = Path(__file__).parent.parent
 SOURCE = ROOT / "src" / "qdhuac"
 PAGES = {"README.md": "index.md", "CHANGELOG.md": "changelog.md", "CONTRIBUTING.md": "contributing.md"}
 SHARED = ("task.", "policy.", "archive.", "run.")  # sections of every configuration
-ROOMS = ("qdhuac", *(f"qdhuac.{name}" for name in ("algorithms", "emitters", "archives", "tasks", "learning")))
+PACKAGES = ("qdhuac", *(f"qdhuac.{name}" for name in ("algorithms", "emitters", "archives", "tasks", "learning")))
 LINK = re.compile(r"\]\((?!https?:|#)([^)#\s]+)")
 
 
@@ -32,7 +32,7 @@ def commands_page() -> str:
     out = [
         "# Commands",
         parser.description,
-        "Every command has `--help`, and `qdhuac --version` says which version this is.",
+        "Every command has `--help`; `qdhuac --version` prints the version.",
         f"{cli.EXIT_CODES[0].upper()}{cli.EXIT_CODES[1:]}.",
     ]
     for name, sub in commands.items():
@@ -43,7 +43,7 @@ def commands_page() -> str:
 
 
 def configuration_page() -> str:
-    """Every configuration key, from the dataclasses, and what each algorithm and preset makes of it."""
+    """Every configuration key, from the dataclasses, with its value in each algorithm and preset."""
     shared = specs.make(), Config()
     names = [name for name in config.keys(shared[0]) if name.startswith(SHARED)]
     rows = [
@@ -51,8 +51,8 @@ def configuration_page() -> str:
     ]
     out = [
         "# Configuration",
-        "`qdhuac train --set section.key=value` reaches every key but `algorithm` and `preset`, which are options. A "
-        "configuration has the keys below and those of its algorithm; `config.toml` of a run has them all, and "
+        "`qdhuac train --set section.key=value` sets every key except `algorithm` and `preset`, which are options. A "
+        "configuration has the keys below and those of its algorithm. `config.toml` of a run has them all, and "
         "`qdhuac train --algorithm NAME --help-keys` lists them.",
         "## Every algorithm",
         _table(("key", "default", "allowed", "meaning"), rows),
@@ -74,12 +74,12 @@ def configuration_page() -> str:
 
 
 def api_page() -> str:
-    """What each package exports; mkdocstrings puts signatures and docstrings in the place of each `:::` line."""
+    """What each package exports; mkdocstrings replaces each `:::` line by signature and docstring."""
     out = ["# Python", "Everything else in the package may change without notice."]
-    for name in ROOMS:
-        room = importlib.import_module(name)
-        out += [f"## {name}", room.__doc__ or ""]
-        out += [f"::: {name}.{one}" for one in room.__all__ if not one.isupper()]
+    for name in PACKAGES:
+        package = importlib.import_module(name)
+        out += [f"## {name}", package.__doc__ or ""]
+        out += [f"::: {name}.{one}" for one in package.__all__ if not one.isupper()]
     return "\n\n".join(out) + "\n"
 
 
@@ -97,7 +97,7 @@ def source(path: str, name: str) -> str:
 
 
 def with_code(markdown: str) -> str:
-    """Put the code in the place of each `<!-- code: file name -->`, folded."""
+    """Replace each `<!-- code: file name -->` by that code, folded."""
 
     def block(match: re.Match[str]) -> str:
         path, name = match[1], match[2]
@@ -124,7 +124,7 @@ def with_links(markdown: str, where: str) -> tuple[str, set[str]]:
 
 
 def with_mathml(page: str) -> str:
-    """Formulas as MathML, which browsers draw by themselves."""
+    """Formulas as MathML, which browsers render without a script."""
     from latex2mathml.converter import convert
 
     def formula(match: re.Match[str]) -> str:
@@ -137,7 +137,7 @@ def with_mathml(page: str) -> str:
 
 
 def on_files(files: Any, config: Any) -> Any:
-    """Add the pages that are made from code, and those that lie outside of this folder."""
+    """Add the pages that are made from code, and those outside this folder."""
     from mkdocs.structure.files import File
 
     made, needed = (
@@ -158,19 +158,19 @@ def on_files(files: Any, config: Any) -> Any:
 
 
 def on_page_markdown(markdown: str, page: Any, **_: Any) -> str:
-    """Our links and code, in the pages that were written for the repository."""
+    """Convert links of the repository, and insert code."""
     if page.file.generated_by is None:
         markdown, _needed = with_links(markdown, f"docs/{page.file.src_uri}")
     return with_code(markdown)
 
 
 def on_page_content(html: str, **_: Any) -> str:
-    """Our formulas."""
+    """Convert formulas."""
     return with_mathml(html)
 
 
 def on_post_build(config: Any) -> None:
-    """Refuse a site that would fetch anything from elsewhere."""
+    """Fail if a page would fetch anything from another site."""
     for file in Path(config.site_dir).rglob("*.html"):
         outside = re.findall(
             r'<(?:script|img|iframe|link)\b[^>]*(?:src|href)="?(?:https?:)?//[^"\s>]*', file.read_text()
