@@ -49,7 +49,7 @@ SHOWN = [page for page in PAGES if blocks(page)]
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
-def test_no_command_hides_from_these_tests(page):
+def test_every_shell_command_of_a_page_is_in_a_block_that_is_tested(page):
     for match in BLOCK.finditer(page.read_text()):
         assert match["kind"] or not COMMAND.search(match["code"]), match["code"]
 

@@ -27,7 +27,7 @@ def test_toml_round_trip(algorithm, preset):
     assert after.policy.hidden == (7, 8)
 
 
-def test_nan_survives_the_file():
+def test_nan_is_kept_in_a_configuration_file():
     after = specs.from_toml(config.to_toml(specs.make("qdhuac", "smoke")))
     assert math.isnan(after.settings.critic.v_min)
 
@@ -41,7 +41,7 @@ def test_a_file_holds_every_key_of_its_algorithm_and_no_other(algorithm):
     assert all(field.metadata["doc"] for field in config.keys(made).values())
 
 
-def test_an_algorithm_without_a_learner_has_no_learners_keys():
+def test_an_algorithm_without_a_learner_has_no_keys_of_a_learner():
     assert not any(name.startswith(("learner.", "critic.", "replay.")) for name in config.keys(specs.make("dns")))
     with pytest.raises(UserError, match=r"unknown key 'learner\.utd' of algorithm dns"):
         specs.make("dns", "smoke", {"learner.utd": 2})
@@ -121,7 +121,7 @@ def test_impossible_combinations_are_refused_by_name(algorithm, preset, values, 
     assert all(word in message for word in words), message
 
 
-def test_assignments_are_read_as_toml_else_as_text():
+def test_assignments_are_read_as_toml_or_else_as_text():
     values = config.parse_assignments(
         ["run.seed=3", "policy.hidden=[8, 8]", "critic.batch_norm = false", "task.name=ant"]
     )

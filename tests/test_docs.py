@@ -94,7 +94,7 @@ def test_the_tables_of_results_are_those_of_the_stored_studies(benchmark, page):
     assert benchmark("results").filled(text) == text  # if not: python benchmarks/results.py page PAGE
 
 
-def test_a_claim_holds_when_its_seeds_are_higher_than_chance_would_have_them(benchmark):
+def test_a_claim_holds_if_a_rank_test_over_seeds_says_so(benchmark):
     verdict = benchmark("claims").verdict
     low, middle, high = (np.array([1.0, 2.0, 3.0]) + shift for shift in (0.0, 1.5, 5.0))
     assert verdict(high, low) == "yes"
@@ -109,7 +109,7 @@ def test_a_claim_holds_when_its_seeds_are_higher_than_chance_would_have_them(ben
     assert verdict(ten, np.array([*ours, 2.5])) == "no"
 
 
-def test_a_claim_within_runs_is_judged_by_their_signs(benchmark):
+def test_a_claim_within_runs_is_judged_by_a_sign_test(benchmark):
     signs = benchmark("claims").signs
     assert signs(np.array([1.0, 2.0, 3.0, 4.0])) == "unclear"  # four coins show the same side in one case of eight
     assert signs(np.array([1.0, 2.0, 3.0, 4.0, 5.0])) == "yes"

@@ -56,7 +56,7 @@ def numbers(line):
 
 
 @pytest.mark.parametrize("algorithm", RUNS)
-def test_three_generations_are_what_they_were(algorithm, tmp_path, monkeypatch):
+def test_three_generations_equal_the_stored_numbers(algorithm, tmp_path, monkeypatch):
     monkeypatch.setattr("qdhuac.report.run_page.write_report", lambda folder: "none")  # it would film the robot
     found, golden = train(algorithm, tmp_path), json.loads(GOLDEN.read_text())
     same = golden["processor"] == processor()

@@ -44,7 +44,7 @@ def room(path):
     return path.relative_to(PACKAGE).parts[0].removesuffix(".py")
 
 
-def test_every_room_has_a_floor():
+def test_every_module_has_a_place_in_the_order():
     rooms = {room(path) for path in PACKAGE.rglob("*.py")} - OF_ALL
     assert rooms == FLOOR.keys()
 

@@ -26,7 +26,7 @@ def test_archive_scores_by_hand():
     }
 
 
-def test_an_archive_of_nothing():
+def test_scores_of_an_empty_archive():
     nothing = jnp.full(5, EMPTY)
     out = {k: float(v) for k, v in (scores(nothing, 100.0) | archive_scores(nothing, 100.0)).items()}
     assert out["qd_score"] == out["coverage"] == out["archive_size"] == 0.0

@@ -14,7 +14,7 @@ ROOMS = ["qdhuac", *(f"qdhuac.{room}" for room in ("algorithms", "archives", "em
 
 
 @pytest.mark.parametrize("name", ROOMS)
-def test_every_name_is_there_and_explains_itself(name):
+def test_every_public_name_exists_and_has_a_docstring(name):
     room = importlib.import_module(name)
     for one in room.__all__:
         value = getattr(room, one)
@@ -25,7 +25,7 @@ def test_every_name_is_there_and_explains_itself(name):
         room.nonsense  # noqa: B018
 
 
-def test_importing_the_package_and_its_rooms_loads_nothing_heavy():
+def test_importing_the_public_packages_loads_nothing_heavy():
     code = (
         f"import sys\nfor name in {ROOMS}: __import__(name)\n"
         "heavy = {'jax', 'numpy', 'brax', 'mujoco', 'matplotlib', 'rich', 'scipy'} & set(sys.modules)\n"
@@ -44,5 +44,5 @@ def test_examples_import_what_is_public_and_nothing_else(path):
             assert all(not alias.name.startswith("qdhuac.") for alias in node.names)
 
 
-def test_the_package_says_that_it_is_typed():
+def test_the_package_is_marked_as_typed():
     assert (ROOT / "src" / "qdhuac" / "py.typed").exists()

@@ -35,7 +35,7 @@ def toy(n=144, seed=0):
 
 
 @pytest.mark.parametrize("seed", range(5))
-def test_it_finds_a_survivor_in_fewer_trials_than_chance(seed):
+def test_it_finds_a_working_individual_in_fewer_trials_than_random_choice(seed):
     descriptor, prior, now = toy(seed=seed)
     trials, _ = ite.search(descriptor, prior, lambda i: now[i], trials=100)
     survivors = int((now > 900).sum())
@@ -45,7 +45,7 @@ def test_it_finds_a_survivor_in_fewer_trials_than_chance(seed):
     assert len({trial.index for trial in trials}) == len(trials)
 
 
-def test_mean_and_deviation_are_those_of_a_gaussian_process_written_out():
+def test_mean_and_deviation_equal_the_formulas_of_a_gaussian_process():
     descriptor, prior, now = (x[:30] for x in toy())
     prior, now, tried = prior / 100.0, now / 100.0, [4, 17, 8, 29]
 
@@ -82,11 +82,11 @@ def test_a_choice_is_the_highest_mean_plus_a_share_of_the_deviation():
     ("found", "expected", "enough"),
     [(91.0, 100.0, True), (89.0, 100.0, False), (200.0, 100.0, True), (-100.0, -100.0, False), (0.0, 0.0, False)],
 )
-def test_it_stops_at_nine_tenths_of_what_is_expected(found, expected, enough):
+def test_it_stops_at_nine_tenths_of_the_highest_expectation(found, expected, enough):
     assert ite.good_enough(found, expected) is enough
 
 
-def test_a_failed_trial_is_never_the_best_and_keeps_away_from_its_like():
+def test_a_failed_trial_is_never_the_best_and_lowers_the_expectation_for_similar_ones():
     descriptor, prior, now = toy()
     prior[0] = 0.0  # what a failed trial counts as
     failing = np.where(now > 900, now, np.nan)
@@ -97,7 +97,7 @@ def test_a_failed_trial_is_never_the_best_and_keeps_away_from_its_like():
     assert np.isnan(ite.best(trials[:1]).fitness)
 
 
-def test_everybody_is_tried_once_at_most():
+def test_each_individual_is_tried_at_most_once():
     descriptor, prior, _ = (x[:5] for x in toy())
     trials, enough = ite.search(descriptor, prior, lambda i: np.nan, trials=100)
     assert not enough
@@ -144,14 +144,14 @@ def test_a_factor_of_one_changes_nothing():
         assert changes(name, "friction=1", "mass:torso=1", f"{motor}=1")[1] == {}
 
 
-def test_a_weak_motor_is_that_motor_and_nothing_else():
+def test_a_weak_motor_changes_that_motor_only():
     before, (after, found) = healthy("halfcheetah"), changes("halfcheetah", "fshin=0.25")
     motor = row(motor_names(before), "fshin")
     assert found == {"actuator_gear": motor, "actuator_acc0": motor}
     np.testing.assert_allclose(after.actuator_gear[motor], 0.25 * before.actuator_gear[motor])
 
 
-def test_a_limb_is_all_its_motors():
+def test_damage_to_a_limb_is_damage_to_all_its_motors():
     motors = motor_names(healthy("ant"))
     leg = sorted(row(motors, "hip_2") + row(motors, "ankle_2"))
     assert changes("ant", "left_hind_leg=0.0")[1] == {"actuator_gear": leg, "actuator_acc0": leg}
@@ -163,7 +163,7 @@ def test_friction_is_scaled_everywhere():
     np.testing.assert_allclose(after.geom_friction, 0.3 * before.geom_friction)
 
 
-def test_mass_is_that_of_one_body_with_what_follows_from_it():
+def test_mass_scales_one_body_with_its_inertia():
     before, (after, found) = healthy("halfcheetah"), changes("halfcheetah", "mass:torso=2")
     body = before.body("torso").id
     assert (found.pop("body_mass"), found.pop("body_inertia")) == ([body], [body])
@@ -225,7 +225,7 @@ def test_limbs_are_made_of_motors_that_are_there_and_belong_to_one_limb():
         assert not set(limbs) & set(motors)  # a name means one thing
 
 
-def test_legs_of_the_ant_are_where_their_names_say():
+def test_the_legs_of_the_ant_are_where_their_names_say():
     model = healthy("ant")
     for leg, (hip, _) in LIMBS["ant"].items():
         x, y = model.body_pos[model.joint(hip).bodyid[0], :2]
@@ -240,7 +240,7 @@ def run_dir(tmp_path_factory):
     return make_run(tmp_path_factory.mktemp("runs") / "run")
 
 
-def test_the_command_tells_whom_to_export(run_dir, tmp_path, capsys):
+def test_the_command_prints_how_to_export_the_individual(run_dir, tmp_path, capsys):
     before = {p: p.read_bytes() for p in run_dir.rglob("*") if p.is_file()}
     arguments = ["adapt", str(run_dir), "--damage", "foot_joint=0.2", "mass:torso=1.5", "--trials", "3", "--seed", "1"]
     assert cli.main([*arguments, "--json"]) == 0
@@ -281,7 +281,7 @@ def test_the_command_tells_whom_to_export(run_dir, tmp_path, capsys):
         (["--damage", "foot_joint=0", "--seed", "x"], ["--seed", "x"]),
     ],
 )
-def test_a_mistake_is_one_line(run_dir, arguments, words, capsys):
+def test_a_mistake_is_reported_in_one_line(run_dir, arguments, words, capsys):
     assert cli.main(["adapt", str(run_dir), *arguments]) == 2
     out, err = capsys.readouterr()
     assert out == ""

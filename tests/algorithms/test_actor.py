@@ -9,7 +9,7 @@ from qdhuac.algorithms import specs
 from qdhuac.training.build import build_algorithm
 
 
-def test_it_learns_from_its_own_exploration_alone():
+def test_it_learns_from_its_own_exploration_only():
     settings = {
         "emitter.batch_size": 2,
         "learner.batch_size": 16,

@@ -220,7 +220,7 @@ def test_a_descriptor_without_bounds_is_refused():
 
 
 @pytest.mark.parametrize("trained", ["qd_pg"], indirect=True)
-def test_the_novelty_archive_knows_every_contact_seen_and_pays_the_diversity_critic(trained):
+def test_the_novelty_archive_holds_every_contact_seen_and_rewards_the_diversity_critic(trained):
     _, _, algorithm, state, records = trained
     rows = algorithm.replay.unpack(state.replay.rows[: int(state.replay.size)])
     np.testing.assert_array_equal(rows.contacts[:, 0], rows.next_obs[:, 0] > 0.5)

@@ -86,7 +86,7 @@ def test_coverage_and_fitness_grow_far_beyond_a_random_start(kind):
     assert int(state.generation) == 150
 
 
-def test_a_seed_decides_everything():
+def test_a_seed_determines_everything():
     one, same, other = (run("dns", seed)[0] for seed in (0, 0, 1))
     np.testing.assert_array_equal(one.archive.genotypes["y"], same.archive.genotypes["y"])
     assert np.any(np.asarray(one.archive.genotypes["y"]) != np.asarray(other.archive.genotypes["y"]))
@@ -129,7 +129,7 @@ def test_provenance(kind):
 
 
 @every_archive
-def test_a_first_generation_that_fails_wholly_is_tried_afresh(kind):
+def test_if_the_whole_first_generation_fails_the_next_is_random_again(kind):
     algorithm, ask, tell = evolution(kind)
     state = algorithm.init(jax.random.key(0))
     first = ask(state)
@@ -150,7 +150,7 @@ def test_a_first_generation_that_fails_wholly_is_tried_afresh(kind):
 
 
 @every_archive
-def test_failures_are_counted_and_leave_no_trace(kind):
+def test_failures_are_counted_and_change_nothing_else(kind):
     algorithm, ask, tell = evolution(kind)
     state = algorithm.init(jax.random.key(0))
     state, _ = tell(state, emission := ask(state), simulate(emission.genotypes))

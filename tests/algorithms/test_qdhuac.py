@@ -193,7 +193,7 @@ def test_gradient_mutation_draws_new_states_for_every_step_and_parent():
 
 
 @pytest.mark.parametrize("occupied", [False, True])
-def test_an_empty_archive_costs_no_gradient_steps(occupied):
+def test_with_an_empty_archive_no_gradient_steps_are_made(occupied):
     _, algorithm = make(emitter__gradient_steps=4)
     state = algorithm.init(jax.random.key(0))
     if occupied:
@@ -211,7 +211,7 @@ def test_an_empty_archive_costs_no_gradient_steps(occupied):
     assert bool(looks) == occupied
 
 
-def test_a_poisoned_rollout_reaches_neither_archive_nor_replay():
+def test_a_rollout_with_nan_enters_neither_archive_nor_replay():
     task, algorithm = make()
     state = algorithm.init(jax.random.key(0))
     emission = algorithm.ask(state)

@@ -72,7 +72,7 @@ def test_starts_empty(kind):
 @every_archive
 @given(batches=st.lists(population(any_fitness, BATCH), min_size=1, max_size=4))
 @PROPERTY
-def test_what_is_in_the_archive_was_tried_and_the_best_is_never_lost(kind, batches):
+def test_the_archive_holds_only_evaluated_individuals_and_never_loses_the_best(kind, batches):
     state, tried, best = start(kind), {}, -np.inf
     for turn, members in enumerate(batches):
         offspring = individuals(members, turn * BATCH)
@@ -200,7 +200,7 @@ def arrays(members):
 
 @given(members=population(any_fitness, SIZE), k=st.sampled_from([1, 3, 40]))
 @PROPERTY
-def test_novelty_is_its_definition(members, k):
+def test_novelty_equals_its_definition(members, k):
     """Also with ties, duplicates, failures and more neighbours asked for than there are."""
     fitness, descriptor = arrays(members)
     np.testing.assert_allclose(
@@ -255,7 +255,7 @@ def test_only_the_order_of_fitness_matters(members):
 
 @given(members=population(any_fitness, SIZE))
 @PROPERTY
-def test_exactly_one_is_undominated_and_it_is_a_best(members):
+def test_exactly_one_individual_is_undominated_and_it_is_one_of_the_fittest(members):
     """Also among several equal best: none of them would survive if they dominated each other."""
     fitness, descriptor = arrays(members)
     (undominated,) = np.nonzero(np.isposinf(_novelty(fitness, descriptor, NEIGHBOURS)))
@@ -311,7 +311,7 @@ def test_dns_agrees_with_pyribs():
         assert set(kept.tolist()) == set(theirs.data("solution")[:, 0].astype(int).tolist())
 
 
-def test_dns_memory_grows_with_the_block_and_not_with_the_square():
+def test_dns_memory_grows_with_the_block_size_and_not_quadratically():
     size = 20_000
     shapes = jax.ShapeDtypeStruct((size,), jnp.float32), jax.ShapeDtypeStruct((size, 2), jnp.float32)
     analysis = jax.jit(lambda f, d: dominated_novelty(f, d, 7)).lower(*shapes).compile().memory_analysis()
@@ -319,7 +319,7 @@ def test_dns_memory_grows_with_the_block_and_not_with_the_square():
 
 
 @pytest.mark.parametrize("field", ["capacity", "neighbours", "block"])
-def test_dns_refuses_senseless_sizes(field):
+def test_dns_refuses_invalid_sizes(field):
     with pytest.raises(ValueError, match=f"{field}=0"):
         DominatedNoveltyArchive(**{"capacity": 5, field: 0})
 
@@ -330,7 +330,7 @@ def test_dns_refuses_senseless_sizes(field):
 @pytest.mark.parametrize("kind", ["grid", "cvt"])
 @given(batches=st.lists(population(any_fitness, BATCH), min_size=1, max_size=4))
 @PROPERTY
-def test_grid_is_map_elites_one_at_a_time(kind, batches):
+def test_a_batch_in_a_grid_equals_map_elites_one_at_a_time(kind, batches):
     """A batch gives what its members in turn would, also in who replaces whom; survivors are the last to replace."""
     elites, state = {}, start(kind)
     for turn, members in enumerate(batches):
@@ -393,7 +393,7 @@ def test_cvt_depends_on_the_seed_alone():
     ("capacity", "low", "high", "named"),
     [(0, [0.0], [1.0], "capacity=0"), (4, [0.0], [0.0], "low="), (4, [0.0], [1.0, 2.0], "low="), (4, [], [], "low=")],
 )
-def test_grid_refuses_senseless_bounds(capacity, low, high, named):
+def test_grid_refuses_invalid_bounds(capacity, low, high, named):
     for make in (GridArchive.regular, GridArchive.cvt):
         with pytest.raises(ValueError, match=named):
             make(capacity, low, high)

@@ -63,7 +63,7 @@ def test_replay_is_updated_in_place():
     assert memory.temp_size_in_bytes < 0.1 * size
 
 
-def test_bare_products_have_the_right_shapes_and_are_all_done():
+def test_the_reference_products_have_the_right_shapes_and_are_all_computed():
     needed = {Product("nn", 3, 4, 5): 2.0, Product("nn", 4, 3, 5): 1.0, Product("nt", 3, 5, 4): 0.5}
     results = learner.bare(needed, updates=2)()
     assert [r.shape for r in results] == [(p.m, p.n) for p in needed]
@@ -77,7 +77,7 @@ def test_twice_the_products_take_longer():
     assert times[200] > 4 * times[20]
 
 
-def test_best_times_takes_turns_and_keeps_the_fastest(monkeypatch):
+def test_best_times_alternates_and_keeps_the_fastest(monkeypatch):
     calls = []
     clock = itertools.count()
     monkeypatch.setattr("time.perf_counter", lambda: next(clock) ** 2)  # every call seems slower than the one before
@@ -104,7 +104,7 @@ class FallsAtOnce(ToyTask):
         self.steps = 1 if settings.task.after_termination == "stop" else settings.task.episode_length
 
 
-def test_rollouts_of_a_robot_that_falls_at_once_are_whole(monkeypatch):
+def test_rollouts_of_a_robot_that_falls_at_once_have_all_their_steps(monkeypatch):
     monkeypatch.setattr(rollout, "build_task", FallsAtOnce)
     monkeypatch.setattr(rollout, "best_times", lambda calls, repeats: {"mjx": 4.0, "native": 2.0})
     results = list(rollout.measure(("hopper",)))

@@ -169,7 +169,7 @@ def test_one_descriptor_is_a_strip_and_four_are_pairs(page, address, size, maps)
     expect(page.locator("#left b")).to_be_visible(timeout=SLOW)
 
 
-def test_it_plays_and_follows_a_run_that_goes_on(page, address):
+def test_it_plays_and_follows_a_run_that_is_still_training(page, address):
     goal = [2]
     change(page, "run", lambda run: run.update(last=goal[0]))
     page.goto(address)

@@ -123,7 +123,7 @@ def test_a_configuration_file_starts_a_run_and_options_change_it(capsys, here, t
     assert "unknown key 'archive.capasity'" in refused(capsys, here, *again, "x", "--set", "archive.capasity=3")
 
 
-def test_a_file_has_nothing_imported(capsys, here, monkeypatch):
+def test_a_configuration_file_imports_nothing(capsys, here, monkeypatch):
     """A stored file may name code; only the user's own command line has it imported."""
     (here / "outside.py").write_text("raise SystemExit('imported')")
     monkeypatch.syspath_prepend(here)
@@ -245,7 +245,7 @@ def test_one_goal_lifts_the_other(here, toys):
     assert len((here / "both/metrics.jsonl").read_text().splitlines()) == 3
 
 
-def test_the_physics_that_auto_chose_is_recorded_and_kept(capsys, here, toys, monkeypatch):
+def test_the_backend_that_auto_chose_is_recorded_and_kept(capsys, here, toys, monkeypatch):
     def recorded():
         return RunDir.open(Path("run")).read_config().task.backend
 
@@ -352,7 +352,7 @@ def test_a_run_stopped_while_it_learns_from_its_last_steps_can_be_resumed(capsys
     assert "nothing left to do" in refused(capsys, here, "resume", "run")
 
 
-def test_an_unwritable_configuration_is_a_refusal(capsys, here, toys, monkeypatch):
+def test_resume_is_refused_if_the_configuration_cannot_be_written(capsys, here, toys, monkeypatch):
     cli.main([*TRAIN, "--generations", "1", "--run-dir", "run"])
 
     def full(path, data):

@@ -104,7 +104,7 @@ def test_every_step_and_every_child_draws_states_of_its_own():
 
 
 @pytest.mark.parametrize("n", [1, gradient.AT_ONCE, gradient.AT_ONCE + 1])
-def test_many_children_are_made_like_few(n):
+def test_many_children_equal_the_same_children_made_in_small_batches(n):
     """Each goes towards its own context, whatever the number that is worked on at once."""
     goals = jnp.linspace(-1.0, 1.0, n)[:, None]
     children = gradient_mutation(

@@ -47,7 +47,7 @@ def test_the_two_noises_add_up():
     assert covariance == pytest.approx(0.6**2, rel=0.05)
 
 
-def test_keys_decide():
+def test_children_depend_on_the_key():
     one, same, other = (children(seed=s, sigma_iso=0.1, sigma_line=0.1)["w"] for s in (0, 0, 1))
     np.testing.assert_array_equal(one, same)
     assert np.mean(one != other) > 0.99

@@ -69,7 +69,7 @@ def observations(n=10_000):
     return np.random.default_rng(0).normal(scale=3.0, size=(n, HOPPER.obs_size)).astype(np.float32)
 
 
-def test_three_lines_give_archive_and_policies(run_dir):
+def test_load_gives_the_archive_and_its_policies(run_dir):
     run = qdhuac.load(run_dir)
     action = run.best(np.zeros(11))
     assert action.shape == (3,)
@@ -151,7 +151,7 @@ def test_the_runner_refuses_weights_that_were_cut_short(exported, tmp_path):
     assert done.stderr == "run_policy: error: contract.json: sha256 is not that of policy.safetensors\n"
 
 
-def test_the_contract_names_what_the_model_names(exported):
+def test_the_contract_has_the_names_of_the_model(exported):
     contract = json.loads((exported / run_policy.CONTRACT).read_text())
     joints = ["thigh_joint", "leg_joint", "foot_joint"]
     positions = ["xpos/torso/z", "qpos/rooty", *(f"qpos/{j}" for j in joints)]
@@ -170,7 +170,7 @@ def test_an_individual_is_found_by_its_id(run_dir, tmp_path):
     assert json.loads((tmp_path / "one" / run_policy.CONTRACT).read_text())["individual"]["id"] == 41
 
 
-def test_all_policies_get_a_folder_each(run_dir, tmp_path):
+def test_each_policy_gets_its_own_folder(run_dir, tmp_path):
     assert cli.main(["export", str(run_dir), "--policy", "all", "--output", str(tmp_path / "all")]) == 0
     rows = json.loads((tmp_path / "all" / write.INDEX).read_text())
     assert [row["fitness"] for row in rows] == FITNESS.tolist()

@@ -86,7 +86,7 @@ def test_an_empty_archive_is_an_empty_frame():
     assert len(to_ribs(archive, RibsGrid(solution_dim=8, dims=(2, 2), ranges=RANGES))) == 0
 
 
-def test_what_does_not_fit_is_refused_by_name():
+def test_data_of_a_wrong_shape_is_refused_by_name():
     archive = archive_of(GridArchive.regular(25, LOW, HIGH))
     frame = to_frame(archive)
     with pytest.raises(UserError, match=r"solution: expected 2 columns.* got 8"):

@@ -38,13 +38,13 @@ def random_case(seed, rows=64, atoms=ATOMS):
 
 
 @pytest.mark.parametrize("count", [2, 13, 101])
-def test_projection_equals_the_slow_oracle(count):
+def test_the_projection_equals_a_plain_implementation(count):
     atoms = categorical.support(-2.0, 10.0, count)
     p, shift, scale = random_case(count, atoms=atoms)
     np.testing.assert_allclose(categorical.project(p, shift, scale, atoms), oracle(p, shift, scale, atoms), atol=2e-5)
 
 
-def test_mass_is_kept():
+def test_the_projection_keeps_the_total_mass():
     p, shift, scale = random_case(1)
     np.testing.assert_allclose(jnp.sum(categorical.project(p, shift, scale, ATOMS), -1), 1.0, atol=1e-5)
 
@@ -56,7 +56,7 @@ def test_a_whole_shift_moves_mass_from_atom_to_atom_exactly():
 
 
 @pytest.mark.parametrize(("shift", "end"), [(100.0, -1), (-100.0, 0)])
-def test_mass_beyond_the_support_ends_up_at_its_end(shift, end):
+def test_mass_beyond_the_support_moves_to_its_end(shift, end):
     p, _, _ = random_case(2, rows=1)
     moved = categorical.project(p, jnp.array([shift]), jnp.array([1.0]), ATOMS)
     assert float(moved[0, end]) == pytest.approx(1.0, abs=1e-6)

@@ -54,7 +54,7 @@ COMBINATIONS = list(itertools.product([True, False], ["none", "reparam", "projec
 @pytest.mark.parametrize(
     ("batch_norm", "weight_norm", "blocks", "residual"), [*COMBINATIONS, (True, "project", 2, False)]
 )
-def test_forward_pass_equals_a_slow_oracle(batch_norm, weight_norm, blocks, residual):
+def test_the_forward_pass_equals_a_plain_implementation(batch_norm, weight_norm, blocks, residual):
     critic, params, stats = make(batch_norm=batch_norm, weight_norm=weight_norm, blocks=blocks, residual=residual)
     keys = iter(jax.random.split(jax.random.key(9), 100))
     params = jax.tree.map(lambda x: x + 0.1 * jax.random.normal(next(keys), x.shape), params)
@@ -88,7 +88,7 @@ def test_evaluation_of_one_row_does_not_depend_on_the_others():
     assert float(jnp.max(jnp.abs(in_training - together))) > 1e-3
 
 
-def test_projection_puts_hidden_columns_on_the_unit_sphere_and_spares_the_head():
+def test_projection_normalises_hidden_columns_and_not_the_head():
     critic, params, _ = make(weight_norm="project")
     grown = jax.tree.map(lambda x: 3.0 * x, params)
     after = critic.project(grown)

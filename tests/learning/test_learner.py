@@ -252,7 +252,7 @@ def test_the_target_entropy_is_minus_the_number_of_actions():
     assert learner(Policy(OBS, 3, (8,))).target_entropy == -3.0
 
 
-def test_initial_distribution_is_uniform_or_around_the_initial_value():
+def test_the_initial_distribution_is_uniform_or_around_the_initial_value():
     rows = make_batch(learner()).transition
     starts = [({"v_min": -2.0, "v_max": 10.0}, 4.0), ({"initial_value": 1.0}, 1.0)]
     for changes, expected in starts + [(changes | {"kind": "scalar"}, expected) for changes, expected in starts]:
@@ -316,7 +316,7 @@ def test_hidden_kernels_are_on_the_unit_sphere_after_an_update(first_update):
 
 
 @pytest.mark.parametrize("field", ["reward", "obs", "next_obs", "action"])
-def test_a_poisoned_batch_changes_nothing_and_is_counted(field):
+def test_a_batch_with_nan_changes_nothing_and_is_counted(field):
     agent = RATES
     state = agent.init(jax.random.key(0))
     batch = make_batch(agent)

@@ -27,13 +27,13 @@ def test_moments_are_those_of_all_counted_rows_together():
     assert moments.deviation(found)[2] == 0.0
 
 
-def test_nothing_counted_changes_nothing():
+def test_no_counted_rows_change_nothing():
     found = moments.add(moments.init(2), jnp.full((5, 2), 3.0), jnp.zeros(5, bool))
     for a, b in zip(found, moments.init(2), strict=True):
         np.testing.assert_array_equal(a, b)
 
 
-def test_the_injected_actor_is_plain_and_does_what_the_learner_has_learnt():
+def test_the_injected_actor_acts_on_raw_observations_as_the_learners_does_on_scaled_ones():
     policy = Policy(4, 2, (32, 32))
     learner = TargetFreeLearner(policy, CriticConfig(width=8, blocks=1), LearnerConfig(normalise_observations=True))
     state = learner.init(jax.random.key(0))

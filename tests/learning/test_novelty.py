@@ -27,7 +27,7 @@ def slow_add(archive, states, threshold, capacity):
 @pytest.mark.parametrize(
     ("dimensions", "binary", "capacity"), [(2, True, 50), (4, True, 50), (2, False, 200), (1, False, 5)]
 )
-def test_novelty_is_that_of_a_slow_oracle(dimensions, binary, capacity):
+def test_novelty_equals_a_plain_implementation(dimensions, binary, capacity):
     """From an empty archive through one with fewer states than neighbours to one that overflows."""
     rng = np.random.default_rng(0)
     novelty = NoveltyArchive(capacity, dimensions, threshold=0.1, neighbours=5)

@@ -47,7 +47,7 @@ def batch(rewards, competed=None, slots=None):
 
 
 @pytest.mark.parametrize("updates", [1, 10, 300])
-def test_the_gap_of_a_critic_that_rises_steadily_is_the_lag_of_polyak_averaging(updates):
+def test_the_gap_of_a_steadily_rising_critic_is_the_lag_of_polyak_averaging(updates):
     agent, state = ramp(updates)
     seen = probe.compare(agent, state, *batch(np.ones((4, 6)))).means
     # x'_n = (1 - tau) x'_(n-1) + tau x_n with x_n = c n lags by c (1 - tau)/tau (1 - (1 - tau)^n); raw units: / scale
@@ -67,7 +67,7 @@ def test_the_shadow_also_follows_the_running_statistics():
     np.testing.assert_allclose(after.stats[0]["stem_norm"]["mean"], before + probe.RATE * 2.0, rtol=1e-5)
 
 
-def test_the_shadow_is_asked_with_its_own_statistics():
+def test_the_shadow_predicts_with_its_own_statistics():
     """A critic and a shadow that differ in their running statistics alone disagree."""
     agent = learner(kind="scalar", critics=1, probe=True)
     state = agent.init(jax.random.key(0))
@@ -80,7 +80,7 @@ def test_the_shadow_is_asked_with_its_own_statistics():
     assert abs(gaps[1]) > 1e-5
 
 
-def test_an_agent_is_missed_by_whoever_values_it_below_the_archives_ninth_decile():
+def test_a_policy_is_missed_if_it_is_valued_below_the_archives_ninth_decile():
     agent, state = ramp(300)  # the critic says 750, its shadow 365
     archived = jnp.array([0.0, 500.0, 500.0, 500.0])  # so the threshold is 500
     state = state._replace(probe=state.probe._replace(returns=archived))
@@ -97,7 +97,7 @@ def test_an_agent_is_missed_by_whoever_values_it_below_the_archives_ninth_decile
     assert seen.means["probe_return"] == pytest.approx(500.0)  # the mean of the two agents that count
 
 
-def test_only_the_best_agents_of_a_batch_are_averaged():
+def test_only_the_best_policies_of_a_batch_are_averaged():
     agent, state = ramp(1)
     seen = probe.compare(agent, state, *batch([[1.0], [5.0], [2.0], [4.0], [3.0]]))
     assert seen.means["probe_return"] == pytest.approx(4.0)
@@ -110,7 +110,7 @@ def test_returns_are_discounted_and_end_where_the_robot_falls():
     np.testing.assert_allclose(probe.discounted(reward, terminal, valid, 0.5), [[2.0, 2.0, 4.0, 0.0]])
 
 
-def test_the_returns_of_the_archive_follow_its_members():
+def test_the_stored_returns_are_those_of_the_archives_individuals():
     """One stays in its slot, one comes into the second, and one comes into none."""
     before = probe.Probe((), (), jnp.array([5.0, 6.0, jnp.nan]))
     after = probe.remember(before, *batch([[7.0, 1.0], [9.0, 1.0]], slots=[-1, 1]), 0.5)
@@ -134,7 +134,7 @@ def lines(runner):
     return [{k: v for k, v in row.items() if k not in ("wall_s", "crc") and not k.startswith("time_")} for row in rows]
 
 
-def test_a_run_with_the_probe_is_the_same_run(make_runner):
+def test_the_probe_does_not_change_the_run(make_runner):
     plain = make_runner("plain", learning=True, task=ReachTask(), algorithm=algorithm(False))
     watched = make_runner("watched", learning=True, task=ReachTask(), algorithm=algorithm(True), learner__probe=True)
     assert plain.run()
@@ -147,7 +147,7 @@ def test_a_run_with_the_probe_is_the_same_run(make_runner):
     assert all(array.tobytes() == theirs[name].tobytes() for name, array in flatten(plain.state).items())
 
 
-def test_the_probe_survives_a_stop(make_runner):
+def test_a_run_with_a_probe_can_be_stopped_and_resumed(make_runner):
     whole = make_runner("whole", learning=True, task=ReachTask(), algorithm=algorithm(True), learner__probe=True)
     assert whole.run()
     half = make_runner(

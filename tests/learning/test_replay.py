@@ -36,7 +36,7 @@ def stored(replay, state):
 
 
 @pytest.mark.parametrize("contacts", [0, 2])
-def test_a_row_comes_back_as_it_went_in(contacts):
+def test_a_stored_row_is_read_back_unchanged(contacts):
     replay, full = Replay(64, 3, 2, contacts=contacts), rows(0, 40)
     if contacts:
         full = full._replace(contacts=jnp.tile(full.reward[:, None] + 7.0, (1, contacts)))
@@ -47,7 +47,7 @@ def test_a_row_comes_back_as_it_went_in(contacts):
 
 
 @pytest.mark.parametrize("exponent", [0.6, 0.0])
-def test_the_ring_wraps_and_forgets_the_oldest(exponent):
+def test_a_full_buffer_overwrites_the_oldest_rows(exponent):
     replay = Replay(10, 3, 2, exponent=exponent)
     state = replay.init()
     for start, n in ((0, 4), (4, 4), (8, 5)):
@@ -59,7 +59,7 @@ def test_the_ring_wraps_and_forgets_the_oldest(exponent):
     assert drawn.tolist() == list(range(3, 13))
 
 
-def test_a_batch_larger_than_the_ring_keeps_its_end():
+def test_of_a_batch_larger_than_the_buffer_the_last_rows_are_kept():
     replay = Replay(10, 3, 2)
     state = replay.add(replay.init(), rows(0, 37), jnp.ones(37, bool))
     assert stored(replay, state) == list(range(27, 37))
@@ -93,7 +93,7 @@ def test_sampled_frequencies_follow_the_priorities():
     np.testing.assert_allclose(batch / draws, p, atol=1e-4)  # stratified: each slice of the mass once
 
 
-def test_uniform_sampling_covers_what_is_filled_and_nothing_else():
+def test_uniform_sampling_covers_exactly_the_filled_rows():
     replay, state = filled(1000, 50, exponent=0.0)
     counts = np.bincount(replay.sample(state, jax.random.key(0), 50_000).indices, minlength=50)
     assert len(counts) == 50
@@ -109,7 +109,7 @@ def test_new_transitions_enter_with_the_highest_priority():
     assert leaves[8] == leaves.max()
 
 
-def test_root_equals_the_leaf_sum_after_a_million_updates():
+def test_the_root_equals_the_sum_of_leaves_after_a_million_updates():
     capacity = 5000
     replay, state = filled(capacity, capacity)
 
@@ -144,7 +144,7 @@ def test_non_finite_priorities_are_ignored():
 
 
 @pytest.mark.parametrize("scale", [0.01, 1.0, 100.0])
-def test_rows_never_drawn_are_worth_the_highest_error_of_the_first_minibatch_whatever_its_scale(scale):
+def test_rows_never_drawn_have_the_highest_priority_of_the_first_minibatch_at_any_scale(scale):
     replay, state = filled(16, 8)
     state = replay.set_priorities(state, jnp.array([0, 1]), scale * jnp.array([1.0, 3.0]))
     leaves = np.asarray(state.tree[replay.leaves :][:8])

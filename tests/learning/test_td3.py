@@ -76,7 +76,7 @@ def test_actor_finds_the_best_action_and_the_critics_the_shape_of_the_reward():
     np.testing.assert_allclose(values(agent, state, START, near), expected, atol=0.25)
 
 
-def test_the_lower_target_critic_decides_and_only_where_the_episode_goes_on():
+def test_the_target_uses_the_lower_critic_and_only_where_the_episode_continues():
     agent = td3(discount=0.5, reward_scale=0.5)
     terminal = jnp.array([0.0, 1.0, 0.0])
     batch = make_batch(3, reward=jnp.array([2.0, 4.0, 6.0]), terminal=terminal)
@@ -156,7 +156,7 @@ def test_actor_and_mutations_climb_the_first_critic():
 
 
 @pytest.mark.parametrize("field", ["reward", "obs", "next_obs", "action"])
-def test_a_poisoned_batch_changes_nothing_and_is_counted(field):
+def test_a_batch_with_nan_changes_nothing_and_is_counted(field):
     agent = RATES
     state = agent.init(jax.random.key(0))
     batch = make_batch()

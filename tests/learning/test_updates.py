@@ -47,7 +47,7 @@ def test_means_are_over_the_updates_that_were_not_skipped():
 
 
 @pytest.mark.parametrize(("rows", "updates"), [(0, 0), (1, 3)])
-def test_nothing_is_learnt_from_an_empty_buffer_but_something_from_one_row(rows, updates):
+def test_no_updates_are_made_with_an_empty_buffer_and_some_with_one_row(rows, updates):
     state, _, _ = learn(rows, 3)
     assert int(state.updates) == updates
 
@@ -74,7 +74,7 @@ FINE = {"critic_gradient_norm": 1.0, "critic_loss": 2.0, "actor_gradient_norm": 
         ("priorities", ("priorities",)),
     ],
 )
-def test_what_is_not_finite_changes_nothing_and_the_first_cause_is_blamed(source, where):
+def test_a_non_finite_update_changes_nothing_and_is_counted_by_its_first_cause(source, where):
     bad = lambda name: jnp.float32(jnp.nan if name in where else 1.0)  # noqa: E731
     rows = transitions(3)
     batch = Batch(rows._replace(reward=rows.reward.at[1].set(bad("batch"))), jnp.arange(3), jnp.ones(3))

@@ -98,7 +98,7 @@ def test_the_policy_acts_as_qdax_s_network_with_the_same_parameters():
     np.testing.assert_allclose(POLICY.act(params, obs), THEIR_POLICY.apply({"params": params}, obs), rtol=1e-5)
 
 
-def test_random_policies_are_spread_as_qdax_s():
+def test_random_policies_have_the_spread_of_qdax_s():
     wide = Policy(40, 2, (300,))
     theirs = MLP((300, 2), final_activation=jnp.tanh).init(jax.random.key(0), jnp.zeros(40))["params"]
     ours = wide.init(jax.random.key(1))
@@ -289,7 +289,7 @@ def test_novelty_is_qdax_s(neighbours, size):
     np.testing.assert_allclose(ours, theirs, rtol=1e-5)
 
 
-def test_with_two_feet_and_five_neighbours_qdax_s_novelty_is_boundless_and_ours_is_not():
+def test_with_two_feet_and_five_neighbours_qdax_s_novelty_overflows_and_ours_does_not():
     ours, theirs = novelties(5, 2)
     assert jnp.all(theirs > 1e37)  # a fifth of the largest float: its square, in the critic's loss, is infinite
     np.testing.assert_allclose(ours, 1.0)  # squared distances 0, 1, 1 and 2

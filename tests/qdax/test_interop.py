@@ -66,7 +66,7 @@ def test_an_archive_without_cells_keeps_the_fittest_of_each_cell():
     assert len(set(cell)) < 40  # some shared a cell
 
 
-def test_what_is_not_finite_stays_out():
+def test_non_finite_individuals_are_left_out():
     archive = an_archive()
     broken = archive._replace(
         fitness=jnp.full_like(archive.fitness, jnp.nan), descriptor=archive.descriptor.at[0].set(jnp.nan)
@@ -89,7 +89,7 @@ def test_a_run_s_file_becomes_a_repertoire_and_back(tmp_path):
     assert len(read(path).fitness) == int(jnp.sum(jnp.isfinite(archive.fitness)))
 
 
-def test_a_qdax_repertoire_goes_on_as_our_archive():
+def test_a_qdax_repertoire_can_be_used_as_our_archive():
     centroids = compute_cvt_centroids(2, 500, 30, 0.0, 1.0, jax.random.key(0))
     some = batch(jax.random.key(1))
     theirs = MapElitesRepertoire.init({"params": some.genotypes}, some.fitness, some.descriptor, centroids)
@@ -100,7 +100,7 @@ def test_a_qdax_repertoire_goes_on_as_our_archive():
     np.testing.assert_array_equal(ours.fitness, theirs.fitnesses[:, 0])
 
 
-def test_qdax_draws_as_many_cells_as_our_archive_holds():
+def test_qdax_plots_as_many_cells_as_our_archive_holds():
     archive = an_archive()
     repertoire = to_qdax(archive, GRID.centroids)
     _, axes = plot_2d_map_elites_repertoire(repertoire.centroids, repertoire.fitnesses, 0.0, 1.0)

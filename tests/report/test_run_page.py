@@ -41,7 +41,7 @@ def found(size, n=5):
 
 
 @pytest.mark.parametrize("size", [1, 2, 3, 4, 6])
-def test_all_parts_are_there(size):
+def test_the_page_has_all_parts(size):
     rows = [ROW, {**ROW, "generation": 2, "env_steps": 120, "max_fitness": 7.0}]
     page = report.render("a run", toy_config(), rows, found(size))
     for text in (
@@ -61,14 +61,14 @@ def test_all_parts_are_there(size):
     assert "foot 1 on the ground" in page or size == 1
 
 
-def test_nothing_is_loaded_or_run():
+def test_the_page_loads_nothing_and_runs_no_script():
     page = report.render("a run", toy_config(), [ROW], found(2))
     assert "<script" not in page
     assert not re.findall(r'(?:src|href)="(?!data:|#)', page)
     assert "url(http" not in page
 
 
-def test_hostile_names_are_only_text():
+def test_markup_in_names_is_shown_as_text():
     row = {**ROW, f"{HOSTILE}/tried": 1, HOSTILE.replace("/", "|"): 3.0}
     page = report.render(HOSTILE, toy_config(), [row], None)
     assert "<script" not in page
@@ -80,7 +80,7 @@ def test_without_an_archive_or_with_an_empty_one():
     assert "The archive" not in report.render("x", toy_config(), [ROW], found(2, n=0))
 
 
-def test_long_runs_are_thinned_but_keep_their_end():
+def test_curves_of_long_runs_are_thinned_but_keep_their_last_point():
     rows = [{**ROW, "generation": i, "env_steps": i} for i in range(5555)]
     thin = report._thinned(rows)
     assert len(thin) <= report.MOST_POINTS + 1
@@ -118,7 +118,7 @@ def near(text, value):
     return abs(float(bare) - (100 if share else 1) * value) <= slack
 
 
-def test_near_knows_a_share_from_its_percentage():
+def test_near_distinguishes_a_share_from_a_percentage():
     assert near("2.3 %", 0.0234)
     assert not near("0.0", 0.234)
     assert near("1.235e+08", 123_456_789.0)

@@ -63,7 +63,7 @@ def test_results_are_the_same_from_runs_and_from_their_csv_file(name, root, tmp_
     assert drawn == {name for name in FIGURES[name] if not name.startswith("archives-")}  # those need the runs
 
 
-def test_a_csv_file_of_another_catalogue_can_be_read(root, tmp_path):
+def test_a_csv_file_with_settings_that_the_catalogue_lacks_can_be_read(root, tmp_path):
     head, rows = results.as_csv(collect(write_study(root, "target", "smoke", 2)))
     old = [[cell.replace("Polyak 0.005", "Polyak 0.01") for cell in row] for row in rows]
     with (tmp_path / "results.csv").open("w", newline="") as file:
@@ -166,7 +166,7 @@ def test_one_seed_has_no_standard_deviation(tmp_path):
     assert all(re.fullmatch(r"-?[\d.]+( [kMG])?", cell) for row in rows for cell in row[3:])
 
 
-def test_steps_to_reach_the_others_final_score(root):
+def test_steps_to_reach_the_final_score_of_another_setting(root):
     found = collect(write_study(root, "target", "smoke", 2))
     first, other = found.labels
     rows = [{"env_steps": s, **dict.fromkeys(MEASURES, float(s))} for s in (100, 200, 600)]
@@ -185,7 +185,7 @@ def test_steps_to_reach_the_others_final_score(root):
     assert results.efficiency(found)[1][0][4:] == ["600", "600", "1 of 2", "1"]
 
 
-def test_the_chance_of_being_better_is_the_references(root):
+def test_the_probability_of_improvement_is_that_of_the_reference(root):
     found = collect(write_study(root, "target", "smoke", 2))
     first, other = found.labels
     for label, value in ((first, 5.0), (other, 1.0)):
@@ -240,7 +240,7 @@ def test_pictures_show_archives_at_the_horizon_of_the_study(tmp_path):
     assert len(archives["halfcheetah"]["MAP-Elites"][1]) == 8 * 10
 
 
-def test_pictures_of_a_robot_are_all_of_one_seed(tmp_path):
+def test_archive_pictures_of_a_robot_have_the_same_seed(tmp_path):
     found = collect(write_study(tmp_path, "archive", "laptop", 2))
     (found.origins["halfcheetah", "DNS", 100].folder / REPERTOIRE).unlink()
     path = found.origins["halfcheetah", "MAP-Elites", 101].folder
@@ -277,7 +277,7 @@ def test_seeds_that_not_every_setting_has_are_named(tmp_path):
     assert {row[2] for row in results.aggregate(found)[1]} == {"1"}
 
 
-def test_false_negatives_are_pooled_over_all_runs(root):
+def test_false_negatives_are_pooled_over_runs(root):
     found = collect(write_study(root, "latency", "smoke", 2))
     lines = [
         {f"probe_{p}{k}": v for p in ("", "path_") for k, v in counts.items()} | {"env_steps": s, "probe_threshold": t}
@@ -302,7 +302,7 @@ def test_a_relative_curve_is_a_share_of_the_reference(root):
     np.testing.assert_allclose(means[other], share[0] / share[1])
 
 
-def test_huge_shares_of_an_early_reference_near_0_are_cut_off_and_the_last_are_seen(root):
+def test_relative_curves_cut_off_huge_early_values_but_show_the_last(root):
     found = collect(write_study(root, "target", "smoke", 2))
     first, other = found.labels
 
@@ -319,7 +319,7 @@ def test_huge_shares_of_an_early_reference_near_0_are_cut_off_and_the_last_are_s
     np.testing.assert_allclose(drawn, [[2, 10], [3, -1], [4, 4]])  # the reference's 0.1 is too little to be shared
 
 
-def test_a_line_has_no_more_points_than_print_can_show_and_ends_where_the_run_does(root):
+def test_a_line_has_a_limited_number_of_points_and_ends_with_the_run(root):
     found = collect(write_study(root, "target", "smoke", 2))
     first = found.labels[0]
     found.curves["halfcheetah", first] = {0: [{"env_steps": s, "qd_score": s**2} for s in range(1, 1001)]}

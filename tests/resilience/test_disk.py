@@ -29,7 +29,7 @@ def small_disk(tmp_path):
     subprocess.run(["umount", "--lazy", str(path)], check=True)
 
 
-def test_a_disk_that_fills_up_ends_the_run_with_one_line_and_it_goes_on_later(make_runner, small_disk):
+def test_a_full_disk_ends_the_run_with_one_line_and_it_can_be_resumed(make_runner, small_disk):
     whole = make_runner("whole")
     whole.run()
     runner = make_runner("disk/run", run__checkpoint_generations=1)
@@ -53,7 +53,7 @@ def test_a_disk_that_fills_up_ends_the_run_with_one_line_and_it_goes_on_later(ma
     assert lines(rest.folder.path) == lines(whole.folder.path)
 
 
-def test_a_file_that_may_not_grow_is_a_failed_save_and_nothing_else(make_runner):
+def test_a_file_size_limit_causes_a_failed_save_and_nothing_else(make_runner):
     runner = make_runner(run__checkpoint_generations=1, run__generations=2)
     runner.run()
     runner.counters.generation += 1
@@ -69,7 +69,7 @@ def test_a_file_that_may_not_grow_is_a_failed_save_and_nothing_else(make_runner)
     assert not list(runner.folder.path.rglob("*tmp*"))
 
 
-def test_a_folder_that_became_read_only_is_refused_before_anything_is_loaded(small_disk):
+def test_a_read_only_folder_is_refused_before_anything_is_loaded(small_disk):
     RunDir.create(small_disk / "run", specs.make("dns", "smoke")).unlock()
     subprocess.run(["mount", "-o", "remount,ro", str(small_disk)], check=True)
     with pytest.raises(UserError, match=r"no write permission \(Read-only file system\)"):
@@ -79,7 +79,7 @@ def test_a_folder_that_became_read_only_is_refused_before_anything_is_loaded(sma
 
 
 @pytest.mark.parametrize("call", ["replace_file", "rename"])
-def test_a_disk_that_fails_while_resuming_is_one_line(make_runner, monkeypatch, call):
+def test_a_disk_error_while_resuming_is_reported_in_one_line(make_runner, monkeypatch, call):
     runner = make_runner(run__checkpoint_generations=1)
     runner.run()
     runner.folder.unlock()
@@ -130,7 +130,7 @@ def test_only_what_changed_is_written_and_the_two_newest_share_no_file(tmp_path,
     assert max(fresh[2:]) <= 7
 
 
-def test_a_damaged_piece_that_was_linked_spoils_one_checkpoint_only(tmp_path, small_pieces):
+def test_a_damaged_piece_that_was_linked_damages_one_checkpoint_only(tmp_path, small_pieces):
     rows = np.arange(4096, dtype=np.float32)
     for generation in range(1, 4):
         save(tmp_path, generation, {"rows": rows, "n": np.full(1, generation)})
@@ -144,7 +144,7 @@ def test_a_damaged_piece_that_was_linked_spoils_one_checkpoint_only(tmp_path, sm
     np.testing.assert_array_equal(found.arrays["rows"], rows)
 
 
-def test_a_file_system_without_links_gets_copies(tmp_path, small_pieces, monkeypatch):
+def test_pieces_are_copied_on_a_file_system_without_links(tmp_path, small_pieces, monkeypatch):
     def refuse(*_):
         raise OSError(95, "Operation not supported")
 
@@ -155,7 +155,7 @@ def test_a_file_system_without_links_gets_copies(tmp_path, small_pieces, monkeyp
     np.testing.assert_array_equal(checkpoint.load(tmp_path).arrays["rows"], rows)
 
 
-def test_a_state_larger_than_the_machine_is_refused(make_runner, monkeypatch):
+def test_a_state_larger_than_the_memory_is_refused(make_runner, monkeypatch):
     monkeypatch.setattr(os, "sysconf", lambda name: 10)
     with pytest.raises(UserError, match=r"needs .* GB, and this machine has .* GB; lower replay\.capacity"):
         make_runner()

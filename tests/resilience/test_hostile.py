@@ -121,7 +121,7 @@ ROWS = "algorithm/replay/rows"
         {"large": {ROWS: 7}},
     ],
 )
-def test_manifests_that_lie(run, tmp_path, changes):
+def test_manifests_with_wrong_contents_are_passed_over(run, tmp_path, changes):
     (tmp_path / "secret").write_bytes(bytes(1 << 13))
     newest = sorted((run / "checkpoints").iterdir())[-1]
     forge(newest, **changes)
@@ -179,7 +179,7 @@ def test_a_link_in_the_place_of_a_temporary_file_is_not_followed(run, tmp_path):
         "\ufeff\x00",
     ],
 )
-def test_toml_bombs_give_way_to_the_checkpoint(run, text):
+def test_deeply_nested_toml_is_replaced_by_the_checkpoints_copy(run, text):
     import hashlib
 
     body = text.encode()
@@ -208,7 +208,7 @@ def test_metrics_that_are_not_numbers(tmp_path, line):
             folder.read_metrics()
 
 
-def test_a_repertoire_that_makes_no_sense(run):
+def test_an_inconsistent_repertoire_is_refused(run):
     arrays = {f"algorithm/archive/{name}": array for name, array in repertoire.read(run / REPERTOIRE)[0].items()}
     genotypes = "algorithm/archive/genotypes/x"
     for changes, metadata, words in (
@@ -226,14 +226,14 @@ def test_a_repertoire_that_makes_no_sense(run):
             repertoire.read(run / REPERTOIRE)
 
 
-def test_names_no_folder_can_have(tmp_path):
+def test_run_folders_with_impossible_names_are_refused(tmp_path):
     for name in ("a\0b", "\udcff"):
         for refuse in (lambda p: RunDir.create(p, specs.make("dns", "smoke")), RunDir.open):
             with pytest.raises(UserError, match="not a possible name"):
                 refuse(tmp_path / name)
 
 
-def test_a_configuration_of_other_bytes_is_no_configuration():
+def test_a_configuration_with_another_byte_fails_its_checksum():
     data = _with_checksum(specs.make("dns", "smoke"))
     from qdhuac.store.run_folder import _verified
 

@@ -27,7 +27,7 @@ def test_a_run_killed_at_random_instants_ends_like_one_that_was_not(tmp_path):
     assert result["same_state_as_a_run_never_killed"]
 
 
-def test_no_damage_to_a_file_is_taken_for_a_value(tmp_path):
+def test_damage_to_a_file_is_never_read_as_a_value(tmp_path):
     result = corrupt.corrupt(250, tmp_path, seed=1)
     assert result["wrong"] == []
     verdicts = result["verdicts"]

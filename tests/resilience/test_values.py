@@ -53,7 +53,7 @@ class Poisoned:
 
 @pytest.mark.parametrize("value", [np.nan, np.inf])
 @pytest.mark.parametrize("source", ["fitness", "descriptor", "observation", "reward", "action"])
-def test_a_poisoned_evaluation_is_kept_out_counted_and_named(tmp_path, source, value):
+def test_an_evaluation_with_nan_is_rejected_counted_and_named(tmp_path, source, value):
     settings = specs.make("qdhuac", "smoke", SMALL | {"run.failure_budget": 1})
     task = Poisoned(source, value)
     with RunDir.create(tmp_path / "run", settings) as folder:
@@ -72,7 +72,7 @@ def test_a_poisoned_evaluation_is_kept_out_counted_and_named(tmp_path, source, v
     assert checkpoint.load(folder.checkpoints).record["counters"]["failures_by_source"][source] == 2
 
 
-def test_a_genotype_that_is_not_finite_is_not_archived_however_fit():
+def test_a_non_finite_genotype_is_not_archived_however_fit():
     settings = specs.make("dns", "smoke", {"emitter.batch_size": 6})
     algorithm = build_algorithm(settings, ReachTask())
     state = algorithm.init(jax.random.key(0))
@@ -148,7 +148,7 @@ def diverging():
     return dataclasses.replace(toy_algorithm(Diverging), value_range=(-1.0, 10.0))
 
 
-def test_a_diverging_critic_is_told_at_once_in_the_metrics_and_at_the_end(make_runner, capsys, monkeypatch):
+def test_a_diverging_critic_is_reported_at_once_in_the_metrics_and_at_the_end(make_runner, capsys, monkeypatch):
     runner = make_runner(learning=True, algorithm=diverging(), progress=Notes())
     runner.run()
     rows = runner.folder.read_metrics()

@@ -67,7 +67,7 @@ def test_only_the_newest_two_are_kept(tmp_path):
 @pytest.mark.parametrize(
     "file", ["state.safetensors", "manifest.json", "config.toml", "metrics.jsonl", "history.jsonl"]
 )
-def test_damage_is_noticed_and_the_previous_one_used(tmp_path, file):
+def test_damage_is_detected_and_the_previous_checkpoint_is_used(tmp_path, file):
     save(tmp_path, 1, example())
     path = save(tmp_path, 2, example()) / file
     good = path.read_bytes()
@@ -89,7 +89,7 @@ def test_damage_is_noticed_and_the_previous_one_used(tmp_path, file):
     assert checkpoint.load(tmp_path).record == {"n": 1}
 
 
-def test_damaged_ones_make_way_for_new_ones(tmp_path):
+def test_damaged_checkpoints_are_removed_by_the_next_save(tmp_path):
     save(tmp_path, 1, example())
     (save(tmp_path, 3, example()) / "state.safetensors").write_bytes(b"")
     found = checkpoint.load(tmp_path)
@@ -98,7 +98,7 @@ def test_damaged_ones_make_way_for_new_ones(tmp_path):
     assert sorted(p.name for p in tmp_path.iterdir()) == [checkpoint.name(1, 0), checkpoint.name(2, 0)]
 
 
-def test_nothing_intact_is_an_error(tmp_path):
+def test_without_an_intact_checkpoint_there_is_an_error(tmp_path):
     with pytest.raises(UserError, match="none was ever written"):
         checkpoint.load(tmp_path / "nowhere")
     (save(tmp_path, 1, example()) / "manifest.json").write_text("{}")

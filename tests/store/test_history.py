@@ -59,7 +59,7 @@ def test_stopped_in_mid_learning_and_resumed_writes_the_same_history(make_runner
     assert (rest.folder.path / HISTORY).read_bytes() == (whole.folder.path / HISTORY).read_bytes()
 
 
-def test_damage_is_noticed_and_the_checkpoint_has_a_copy(make_runner):
+def test_damage_is_detected_and_the_checkpoints_copy_is_used(make_runner):
     runner = make_runner()
     runner.run()
     path = runner.folder.path / HISTORY
@@ -84,7 +84,7 @@ def test_damage_is_noticed_and_the_checkpoint_has_a_copy(make_runner):
         '"descriptor": [[1.0]]}',
     ],
 )
-def test_what_is_no_history_is_refused(make_runner, line):
+def test_a_file_that_is_not_a_history_is_refused(make_runner, line):
     runner = make_runner()
     (runner.folder.path / HISTORY).write_text(line + "\n")
     with pytest.raises(UserError, match="line 1"):

@@ -77,7 +77,7 @@ def test_on_ray_every_run_finishes_once_and_the_run_of_a_lost_node_is_resumed(cl
     assert not list((tmp_path / "runs").glob("*/checkpoints"))
 
 
-def test_an_address_without_a_ray_is_refused_before_anything_is_written(tmp_path, refused, monkeypatch):
+def test_an_address_without_a_ray_cluster_is_refused_before_anything_is_written(tmp_path, refused, monkeypatch):
     with socket.create_server(("127.0.0.1", 0)) as closed:
         unused = f"127.0.0.1:{closed.getsockname()[1]}"
     with socket.create_server(("127.0.0.1", 0)) as other:
@@ -103,7 +103,7 @@ def order(tmp_path, monkeypatch):
     return worker.order(tmp_path, runs()[0])
 
 
-def test_a_run_is_not_taken_from_a_process_that_still_has_it(order, tmp_path):
+def test_a_run_is_not_started_while_another_process_has_it(order, tmp_path):
     with (tmp_path / "logs" / f"{order['folder']}.log").open("ab") as out:
         fcntl.flock(out, fcntl.LOCK_EX)
         still = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE, stdout=out)
@@ -161,7 +161,7 @@ def test_a_file_or_an_interrupt_lets_a_run_save_and_stop(order, tmp_path, how):
         assert worker.work(order).code is None  # it does not start again while the file is there
 
 
-def test_a_node_that_does_not_see_the_study_refuses(order, tmp_path):
+def test_a_node_without_the_studys_folder_refuses_its_run(order, tmp_path):
     other = tmp_path / "elsewhere"
     result = worker.work({**order, "root": str(other)})
     assert result.code is None
@@ -169,7 +169,7 @@ def test_a_node_that_does_not_see_the_study_refuses(order, tmp_path):
     assert not other.exists()
 
 
-def test_a_node_with_another_version_of_anything_refuses(order, tmp_path):
+def test_a_node_with_other_versions_refuses_its_run(order, tmp_path):
     result = worker.work({**order, "versions": {**order["versions"], "jax": "0.0.9"}})
     assert result.code is None
     assert result.last.endswith(f"has jax {order['versions']['jax']}, and the study is made with 0.0.9")

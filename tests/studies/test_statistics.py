@@ -20,7 +20,7 @@ def test_interquartile_mean_is_rliables(name):
 
 
 @pytest.mark.parametrize("name", SCORES)
-def test_its_interval_is_rliables_up_to_the_luck_of_the_draw(name):
+def test_its_interval_is_rliables_up_to_sampling_noise(name):
     ours = statistics.interval(statistics.iqm, SCORES[name], repetitions=20_000)
     theirs = RLIABLE["iqm_interval"][name]
     assert ours == pytest.approx(theirs, abs=0.02 * (theirs[1] - theirs[0]))
@@ -49,7 +49,7 @@ def mean(scores):
     return scores.mean(axis=(-2, -1))
 
 
-def test_tasks_draw_their_runs_apart():
+def test_bootstrap_samples_are_drawn_per_task():
     # Two tasks that mirror each other: if they drew the same runs, the mean would never move.
     scores = np.array([[0.0, 1.0], [1.0, 0.0]])
     low, high = statistics.interval(mean, scores)

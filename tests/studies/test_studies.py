@@ -98,7 +98,7 @@ def test_the_benchmark_separates_updates_from_algorithms():
     assert max(r.config.settings.learner.utd for r in catalogue.runs("utd", "laptop", 1)) == 10
 
 
-def test_a_goal_does_not_make_another_run():
+def test_runs_with_different_goals_are_the_same_run():
     settings = runs()[0].config
     longer = config.replace(settings, {"run.env_steps": 10**6})
     assert catalogue.fingerprint(longer) == catalogue.fingerprint(settings)
@@ -171,7 +171,7 @@ def test_runs_save_and_stop_when_the_study_is_killed(tmp_path):
     assert [generations(tmp_path, run)[0] for run in runs()[:2]] == [2, 2]
 
 
-def test_a_run_that_only_lacks_its_report_is_not_resumed(tmp_path):
+def test_a_run_that_lacks_only_its_report_is_not_resumed(tmp_path):
     run = runs()[0]
     path = write_run(tmp_path, run, archive=False)
     done = {"counters": {"env_steps": run.config.run.env_steps}, "pending": None}

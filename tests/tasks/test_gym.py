@@ -57,7 +57,7 @@ def test_actions_are_stretched_to_the_bounds_of_the_space():
     np.testing.assert_allclose(found.transitions.next_obs[1, :4, 0], [2, 4, 6, 8], rtol=1e-5)
 
 
-def test_fitness_and_descriptor_are_of_the_first_episode_and_rows_go_on():
+def test_fitness_and_descriptor_are_of_the_first_episode_and_transitions_of_all():
     found = walk().evaluate(constant(walk(), 0.0), KEY)  # falls on its sixth step, at 12
     rows = jax.tree.map(lambda x: np.asarray(x)[0], found.transitions)
     assert found.fitness[0] == pytest.approx(12.0, rel=1e-5)
@@ -76,7 +76,7 @@ def test_stop_ends_simulation_and_counting():
     assert not np.asarray(found.transitions.obs[0, 6:]).any()
 
 
-def test_it_acts_as_the_policy_does_in_jax_and_explores_only_where_asked():
+def test_it_acts_as_the_policy_in_jax_and_explores_only_where_asked():
     task = walk()
     genotypes = random(task, 2)
     head = jax.vmap(task.policy.init_head)(jax.random.split(KEY, 2))
@@ -125,7 +125,7 @@ def test_processes_do_not_change_the_result():
         ({"describe": None}, ["describe", "missing"]),
     ],
 )
-def test_a_mistake_is_explained_at_once(changes, words):
+def test_a_mistake_is_reported_when_the_task_is_made(changes, words):
     make, features = (changes.pop("make", gym_envs.Walk), changes.pop("features", gym_envs.position))
     options = {k: v for k, v in walk.keywords.items() if k not in changes} | changes
     with pytest.raises(UserError) as error:
@@ -139,13 +139,13 @@ def test_a_descriptor_outside_of_its_bounds_is_refused():
         own.Watched(task).evaluate(constant(task, -0.99, 0.9), KEY)
 
 
-def test_features_must_stay_as_many():
+def test_a_changing_number_of_features_is_refused():
     task = GymnasiumTask(gym_envs.Walk, gym_envs.more_and_more, **walk.keywords)
     with pytest.raises(UserError, match="features: were 1 numbers at first, and are 2 now"):
         task.evaluate(constant(task, 0.9), KEY)
 
 
-def test_a_refusal_in_mid_run_keeps_what_was_done(tmp_path, monkeypatch):
+def test_an_error_during_a_run_keeps_what_was_trained(tmp_path, monkeypatch):
     task, evaluations = walk(), []
 
     def describe(features):
@@ -198,7 +198,7 @@ def test_a_descriptor_that_is_not_a_number_is_a_failed_evaluation():
     assert np.isnan(task.evaluate(constant(task, 0.0), KEY).descriptor).all()
 
 
-def test_the_configuration_says_what_the_task_decides(tmp_path):
+def test_the_configuration_records_what_the_task_determines(tmp_path):
     options = {**walk.keywords, "after_termination": "stop", "hidden": (8, 4)}
     task = GymnasiumTask(gym_envs.Walk, gym_envs.position, **options)
     run = qdhuac.train(task, tmp_path / "run", algorithm="dns", preset="smoke", settings={"run.generations": 1})
@@ -261,7 +261,7 @@ def test_a_stopped_run_says_how_to_go_on(tmp_path, capsys, monkeypatch):
     assert len(qdhuac.load(tmp_path / "run").folder.read_metrics()) == 3
 
 
-def test_qd_pg_asks_for_the_features_that_it_needs(tmp_path):
+def test_qd_pg_refuses_a_task_without_contacts(tmp_path):
     with pytest.raises(UserError, match="store_contacts=True"):
         qdhuac.train(walk(), tmp_path / "run", algorithm="qd_pg", preset="smoke")
     assert not (tmp_path / "run").exists()
@@ -274,7 +274,7 @@ def example(name):
     return module
 
 
-def test_the_example_of_a_robot_hands_its_transitions_to_the_learner(capsys):
+def test_the_example_own_robot_trains_the_learner_on_its_transitions(capsys):
     robot = example("own_robot")
     state = robot.main(["--generations", "2", "--updates", "3"])
     assert np.isfinite(state.archive.fitness).sum() > 0

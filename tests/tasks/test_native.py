@@ -93,7 +93,7 @@ def test_reset_starts_again_and_keeps_the_true_successor():
     )
 
 
-def test_stop_is_the_first_episode_and_nothing_more():
+def test_stop_simulates_the_first_episode_only():
     chosen = task("hopper", "stop", threads=1)
     out, reset = jax.tree.map(np.asarray, chosen.evaluate(policies("hopper"), KEY)), evaluated("hopper")
     # The engine's own clock shows that the last policy was simulated no further than its first episode.
@@ -128,7 +128,7 @@ def test_stored_contacts_are_what_the_descriptor_is_made_of(mode):
             kind("ant_omni", store_contacts=True)
 
 
-def test_a_key_is_all_that_is_random():
+def test_the_key_determines_the_result():
     first = evaluated("hopper")
     again = task("hopper", threads=1).evaluate(policies("hopper"), KEY)  # whatever the number of threads
     jax.tree.map(np.testing.assert_array_equal, first, again)
@@ -136,7 +136,7 @@ def test_a_key_is_all_that_is_random():
     assert (first.transitions.obs[:, 0] != other.transitions.obs[:, 0]).any(axis=1).all()
 
 
-def test_actions_are_the_policies_and_exploration_is_only_where_active():
+def test_actions_are_those_of_the_policies_and_only_active_rollouts_explore():
     chosen, genotypes = task("halfcheetah"), policies("halfcheetah")
     heads = jax.vmap(chosen.policy.init_head)(jax.random.split(jax.random.key(1), BATCH))
     active = jnp.arange(BATCH) % 2 == 1
@@ -155,7 +155,7 @@ def test_actions_are_the_policies_and_exploration_is_only_where_active():
 # Mishaps
 
 
-def test_an_explosion_is_seen_and_silent(monkeypatch, capfd):
+def test_an_unstable_simulation_is_rejected_without_a_message(monkeypatch, capfd):
     chosen = NativeLocomotion("halfcheetah", episode_length=20, hidden=(16, 16))
     monkeypatch.setattr(chosen, "start", lambda key: (jnp.zeros(9), jnp.full(9, 1e12)))
     out = chosen.evaluate(policies("halfcheetah"), KEY)
@@ -165,7 +165,7 @@ def test_an_explosion_is_seen_and_silent(monkeypatch, capfd):
     assert mujoco.get_mju_user_warning() is None
 
 
-def test_an_evaluation_is_silent_and_leaves_no_file(tmp_path):
+def test_an_evaluation_prints_nothing_and_leaves_no_file(tmp_path):
     code = """
 import jax, jax.numpy as jnp
 from qdhuac.tasks.native import NativeLocomotion

@@ -41,7 +41,7 @@ def test_another_task_is_refused(run_dir):
         qdhuac.train(object(), run_dir.parent / "none")
 
 
-def test_a_task_without_a_model_cannot_be_seen(run_dir, tmp_path):
+def test_a_task_without_a_model_cannot_be_viewed(run_dir, tmp_path):
     for look in (qdhuac.show, lambda task, run: qdhuac.render(task, run, tmp_path / "best.gif")):
         with pytest.raises(UserError, match="cannot be viewed"):
             look(ReachTask(), run_dir)

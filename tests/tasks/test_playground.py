@@ -68,7 +68,7 @@ slide = functools.partial(
 )
 
 
-def test_an_evaluation_is_what_the_environment_says_step_by_step():
+def test_an_evaluation_equals_stepping_the_environment():
     env, task = Slide(), slide(Slide(), place, after_termination="stop")
     genotypes = jax.vmap(task.policy.init)(jax.random.split(KEY, 5))
     found = jax.tree.map(np.asarray, task.evaluate(genotypes, KEY))
@@ -106,7 +106,7 @@ def test_a_learner_learns_from_it(tmp_path):
         ({"after_termination": "cry"}, ["after_termination", "reset", "stop"]),
     ],
 )
-def test_a_mistake_is_explained_at_once(changes, words):
+def test_a_mistake_is_reported_when_the_task_is_made(changes, words):
     env, features = changes.pop("env", Slide()), changes.pop("features", place)
     with pytest.raises(UserError) as error:
         slide(env, features, **changes)
@@ -119,7 +119,7 @@ def test_a_descriptor_outside_of_its_bounds_is_refused():
         own.Watched(task).evaluate(jax.vmap(task.policy.init)(jax.random.split(KEY, 2)), KEY)
 
 
-def test_cheetah_run_of_playground_itself(tmp_path):
+def test_a_learner_trains_on_cheetah_run_of_playground(tmp_path):
     pytest.importorskip("mujoco_playground", reason="needs the extra playground")
     path = Path(__file__).parents[2] / "examples" / "playground_cheetah.py"
     spec = importlib.util.spec_from_file_location(path.stem, path)

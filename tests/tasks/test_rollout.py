@@ -99,7 +99,7 @@ def test_actions_are_stored_as_executed(mode):
     np.testing.assert_allclose(out.transitions.action[..., 0], expected, atol=1e-6)
 
 
-def test_nan_after_death_is_harmless():
+def test_nan_after_the_end_of_an_episode_is_ignored():
     out = run("stop", env=fakes.Counter(nan_after_death=True))
     np.testing.assert_array_equal(out.fitness, [6, 36, 36, 15])
     np.testing.assert_array_equal(out.descriptor[:, 0], [3, 8, 8, 5])
@@ -117,7 +117,7 @@ def test_features_are_stored_with_the_step_that_led_to_them_for_those_who_ask(mo
 
 
 @pytest.mark.parametrize("mode", ["reset", "stop"])
-def test_nan_in_life_is_seen_and_rejected(mode):
+def test_nan_during_an_episode_is_rejected(mode):
     rejected = [False, True, True, True]  # the first one never gets as far as step 4
     out = run(mode, env=fakes.Counter(nan_at=4))
     np.testing.assert_array_equal(np.isnan(out.fitness), rejected)
@@ -166,7 +166,7 @@ def test_counted_steps_are_those_that_the_environment_counted(mode):
         assert int(out.steps[i]) == int(np.sum(np.where(ends[i], count[i], 0.0)) + unfinished)
 
 
-def test_same_key_same_result_and_other_key_other_start():
+def test_the_same_key_gives_the_same_result_and_another_key_another_start():
     function = jax.jit(
         functools.partial(
             rollout, PLAIN, fakes.POLICY, features=lambda s: s.obs, describe=final_value, episode_length=T
@@ -180,7 +180,7 @@ def test_same_key_same_result_and_other_key_other_start():
 
 
 @pytest.mark.parametrize("mode", ["reset", "stop"])
-def test_several_runs_at_once_are_what_each_is_alone(mode):
+def test_several_runs_at_once_equal_each_alone(mode):
     keys, heads = jax.random.split(KEY, 3), jax.vmap(fakes.POLICY.init_head)(jax.random.split(KEY, 6))
     exploration = Exploration(heads, jnp.array([False, True, False, False, False, True]))
     lives = (3, 0, 5, 2, 0, 4)
@@ -192,7 +192,7 @@ def test_several_runs_at_once_are_what_each_is_alone(mode):
     assert len(np.unique(both.transitions.obs[:, 0, 1])) == 6  # nobody starts like another
 
 
-def test_policies_that_devices_do_not_divide():
+def test_a_number_of_policies_that_is_not_divisible_by_the_devices_is_refused():
     mesh = AbstractMesh((3,), (devices.AXIS,), axis_types=(AxisType.Auto,))
     with jax.sharding.use_abstract_mesh(mesh), pytest.raises(UserError, match=r"emitter\.batch_size=4: run\.devices=3"):
         run()

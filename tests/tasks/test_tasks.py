@@ -61,7 +61,7 @@ def test_sizes_are_those_of_the_robots():
         assert native(name).policy == native(name.removesuffix("_omni")).policy
 
 
-def test_no_step_counts_less_than_nothing_in_an_omni_task():
+def test_no_step_of_an_omni_task_lowers_the_qd_score():
     for name in ("ant_omni", "humanoid_omni"):
         task = native(name)
         wildest = np.ones(task.policy.action_size)
@@ -82,7 +82,7 @@ def tables_of(path):
     return tables(robot, load(robot))
 
 
-def test_a_file_of_ones_own_is_a_robot(tmp_path):
+def test_a_robot_can_be_read_from_any_file(tmp_path):
     path = written(tmp_path, "forward = 1.0", "forward = 2.0")
     assert robots.read(path).reward.forward == 2.0
     assert tables_of(path).observed.shape == (11, 2)
@@ -240,7 +240,7 @@ def test_episodes_of_both_engines_are_distributed_alike(name, trained):
         assert mine.fitness.mean() > untrained.mean()
 
 
-def test_final_position_is_clipped_but_an_explosion_is_nowhere():
+def test_the_final_position_is_clipped_and_that_of_an_unstable_simulation_is_nan():
     positions = jnp.array([[1.0, 2.0], [-50.0, 3.0], [jnp.inf, 7.0]])
     describe = native("ant_omni").describe
     place = lambda *living: np.asarray(describe(positions, jnp.array(living)))  # noqa: E731
@@ -255,7 +255,7 @@ def test_an_omni_task_traces_on_mjx():
     assert jax.eval_shape(chosen.evaluate, genotypes, jax.random.key(0)).descriptor.shape == (BATCH, 2)
 
 
-def test_building_a_task_is_silent_and_leaves_no_file(tmp_path):
+def test_building_a_task_prints_nothing_and_leaves_no_file(tmp_path):
     code = """
 import jax
 from qdhuac.tasks.mjx import MjxLocomotion
@@ -267,7 +267,7 @@ jax.eval_shape(lambda k: task.evaluate(jax.vmap(task.policy.init)(k[None]), k), 
     assert list(tmp_path.iterdir()) == []
 
 
-def test_other_messages_are_not_swallowed(capsys):
+def test_other_messages_are_not_suppressed(capsys):
     with quiet_imports():
         print("Failed to import warp: no")
         print("something else")

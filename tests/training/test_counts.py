@@ -18,7 +18,7 @@ def lines(runner):
 
 
 @pytest.mark.parametrize("utd", [0.26, 0.005])
-def test_updates_that_are_owed_in_part_wait_until_they_are_whole(make_runner, utd):
+def test_fractional_updates_are_carried_over(make_runner, utd):
     """60 environment steps a generation: 15.6 updates by the end of the first, 31.2 of the second, ..."""
     rows = lines(make_runner(learning=True, algorithm=toy_algorithm(ToyLearner, utd)))
     assert [row["gradient_updates"] for row in rows] == [math.floor(utd * 60 * n) for n in range(1, 7)]
@@ -42,7 +42,7 @@ class Flattered(ToyTask):
         return found._replace(fitness=found.fitness + jnp.where(exploration.active, 1e6, 0.0))
 
 
-def test_rollouts_that_explore_count_neither_for_the_passive_grid_nor_for_the_archive(make_runner):
+def test_exploring_rollouts_enter_neither_the_passive_grid_nor_the_archive(make_runner):
     explorer = ExploringActor(lambda learner: {"x": jnp.ones(4)}, lambda learner: jnp.zeros(1))
     plain = toy_algorithm()
     algorithm = dataclasses.replace(plain, emitters=(*plain.emitters, (explorer, 5)))

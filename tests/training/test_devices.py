@@ -63,7 +63,7 @@ def test_several_devices(tmp_path, alone, algorithm, devices):
     assert shape[0] == specs.make(algorithm, "smoke").settings.replay.capacity // devices
 
 
-def test_a_run_goes_on_with_another_number_of_devices(tmp_path, alone):
+def test_a_run_can_be_resumed_with_another_number_of_devices(tmp_path, alone):
     run(tmp_path / "run", "qdhuac", 2, generations=1)
     assert run(tmp_path / "run", "qdhuac", 4, again=True)[0] == 500
     assert_same_run(tmp_path / "run", alone("qdhuac"))
@@ -123,7 +123,7 @@ def test_two_processes_train_and_a_signal_to_one_of_them_stops_and_saves_both(tm
         assert launch.checkpoint.newest(stopped.checkpoints).record["counters"]["generation"] == len(found)
 
 
-def test_a_signal_to_another_process_is_not_the_first_of_two():
+def test_a_signal_to_another_process_does_not_count_as_the_first_of_two():
     stop = Stop()
     stop.elsewhere = signal.SIGTERM
     assert stop
@@ -132,7 +132,7 @@ def test_a_signal_to_another_process_is_not_the_first_of_two():
     assert stop.exit_code == 130
 
 
-def test_a_signal_that_comes_while_the_processes_agree_is_for_the_next_time(monkeypatch):
+def test_a_signal_during_an_agreement_counts_at_the_next_one(monkeypatch):
     stop = Stop()
 
     def agreed(number):
@@ -150,7 +150,7 @@ def process(rank, of=2, port=None):
     return Process(rank, of, f"127.0.0.1:{port}")
 
 
-def test_processes_that_were_given_different_options():
+def test_processes_with_different_options_are_refused():
     first = process(0)
     with ThreadPoolExecutor() as threads:
         listening = threads.submit(distributed.meet, first, {"version": "1", "configuration": "a"})
@@ -159,7 +159,7 @@ def test_processes_that_were_given_different_options():
                 calling.result()
 
 
-def test_what_must_agree(tmp_path):
+def test_processes_compare_their_configurations(tmp_path):
     one, other = (on_devices.configuration("qdhuac", 2, n) for n in (2, 3))
     with RunDir.create(tmp_path / "run", one) as folder:
         has = [launch._what_must_agree(process(rank), c, folder) for rank, c in ((0, one), (1, one), (0, other))]
@@ -171,18 +171,18 @@ def test_what_must_agree(tmp_path):
     ("rank", "of", "text"),
     [(1, 2, "no process 0 at 127.0.0.1"), (0, 3, "1 of 3 processes came to 127.0.0.1")],
 )
-def test_nobody_comes(monkeypatch, rank, of, text):
+def test_a_process_that_waits_in_vain_ends(monkeypatch, rank, of, text):
     monkeypatch.setattr(distributed, "MEETING_SECONDS", 0.5)
     with pytest.raises(UserError, match=text):
         distributed.meet(process(rank, of), {})
 
 
-def test_an_address_that_is_taken():
+def test_an_address_in_use_is_refused():
     with socket.create_server(("", 0)) as taken, pytest.raises(UserError, match="cannot be listened to"):
         distributed.meet(process(0, port=taken.getsockname()[1]), {})
 
 
-def test_a_strangers_call_is_ignored(monkeypatch):
+def test_a_connection_from_another_program_is_ignored(monkeypatch):
     monkeypatch.setattr(distributed, "GREETING_SECONDS", 0.2)
     leader = process(0)
     with ThreadPoolExecutor() as threads, contextlib.ExitStack() as stack:
@@ -200,7 +200,7 @@ def test_a_strangers_call_is_ignored(monkeypatch):
 
 
 @pytest.mark.parametrize("says", [b"SSH-2.0-OpenSSH_8.9\r\n", b"\xff\xff\n", b"\n", b"[]\n", b""])
-def test_somebody_else_at_the_address(monkeypatch, says):
+def test_another_program_at_the_address_is_reported(monkeypatch, says):
     monkeypatch.setattr(distributed, "MEETING_SECONDS", 0.5)
     with socket.create_server(("", 0)) as other, ThreadPoolExecutor() as threads:
         call = threads.submit(distributed.meet, process(1, port=other.getsockname()[1]), {})
@@ -212,7 +212,7 @@ def test_somebody_else_at_the_address(monkeypatch, says):
             call.result()
 
 
-def test_ctrl_c_while_nobody_comes(tmp_path):
+def test_ctrl_c_while_waiting_for_other_processes_ends_the_process(tmp_path):
     first = process(0)
 
     def interrupt():
@@ -234,7 +234,7 @@ def test_ctrl_c_while_nobody_comes(tmp_path):
 EIGHTS = ["--set", "learner.batch_size=16", "replay.capacity=2000", "emitter.batch_size=8"]
 
 
-def test_more_devices_than_there_are(tmp_path, monkeypatch, toys, capsys):
+def test_more_devices_than_the_machine_has_are_refused(tmp_path, monkeypatch, toys, capsys):
     monkeypatch.chdir(tmp_path)
     assert cli.main(["train", "--preset", "smoke", "--devices", "8", "--run-dir", "new", *EIGHTS]) == 2
     assert "run.devices=8: this machine has 4 (cpu)" in capsys.readouterr().err
@@ -249,7 +249,7 @@ def test_more_devices_than_there_are(tmp_path, monkeypatch, toys, capsys):
         ({"emitter.batch_size": 7, "task.backend": "mjx"}, "emitter.batch_size=7"),
     ],
 )
-def test_sizes_that_devices_do_not_divide(changes, text):
+def test_sizes_that_are_not_divisible_by_the_devices_are_refused(changes, text):
     specs.make("qdhuac", "smoke", changes)
     with pytest.raises(UserError, match=f"{text}: run.devices=2 do not divide it"):
         specs.make("qdhuac", "smoke", changes | {"run.devices": 2})
@@ -268,6 +268,6 @@ def test_bad_processes_are_refused(text, capsys):
 
 
 @pytest.mark.parametrize("option", [("--devices", "2"), ("--process", "0/2@localhost:1")])
-def test_seeds_share_one_device(option, capsys):
+def test_several_seeds_on_several_devices_are_refused(option, capsys):
     assert cli.main(["train", "--preset", "smoke", "--seeds", "2", *option]) == 2
     assert "--seeds: runs side by side share one device" in capsys.readouterr().err

@@ -81,7 +81,7 @@ def test_a_live_display_counts_down_between_generations_and_remembers_warnings(c
     live.close()
 
 
-def test_before_the_first_generation_there_is_nothing_to_boast_of(clock):
+def test_before_the_first_generation_no_metrics_are_shown(clock):
     live = LiveDisplay(toy_config())
     clock[0] += 65
     seen = picture(live)

@@ -39,7 +39,7 @@ def test_tensorboard_has_the_metrics_of_every_generation(toys, tmp_path):
             assert found[name, row["env_steps"]] == pytest.approx(row[name])
 
 
-def test_weights_and_biases_is_told_every_generation(toys, tmp_path, monkeypatch):
+def test_weights_and_biases_gets_every_generation(toys, tmp_path, monkeypatch):
     logged = []
 
     class Run:
@@ -61,7 +61,7 @@ def test_weights_and_biases_is_told_every_generation(toys, tmp_path, monkeypatch
     assert lines == [(row["generation"], {k: v for k, v in row.items() if v is not None}) for row in rows]
 
 
-def test_weights_and_biases_that_cannot_begin_is_refused(toys, tmp_path, monkeypatch, refused):
+def test_weights_and_biases_that_cannot_start_is_refused(toys, tmp_path, monkeypatch, refused):
     def init(**options):
         raise RuntimeError("no API key configured\nmore of it")
 
@@ -75,7 +75,7 @@ def test_weights_and_biases_that_cannot_begin_is_refused(toys, tmp_path, monkeyp
     ("name", "words"),
     [("wandb", ["wandb", "make setup-wandb"]), ("excel", ["--log", "tensorboard", "wandb"])],
 )
-def test_a_logger_that_is_not_there_is_refused_before_anything_is_made(tmp_path, monkeypatch, capsys, name, words):
+def test_an_unknown_or_uninstalled_logger_is_refused(tmp_path, monkeypatch, capsys, name, words):
     monkeypatch.setitem(sys.modules, "wandb", None)
     assert cli.main([*TRAIN, str(tmp_path / "run"), "--log", name]) == 2
     message = capsys.readouterr().err
@@ -97,7 +97,7 @@ class Remembering:
         self.closed += 1
 
 
-def test_a_logger_of_ones_own(tmp_path):
+def test_a_custom_logger_gets_every_generation(tmp_path):
     log = Remembering()
     settings = {"run.generations": 2, "run.env_steps": 0, "emitter.batch_size": 4}
     options = {"algorithm": "dns", "preset": "smoke", "settings": settings}

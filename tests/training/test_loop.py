@@ -107,7 +107,7 @@ def test_killed_before_the_first_checkpoint_starts_again(make_runner):
     assert len(lines(again.folder.path)) == 6
 
 
-def test_damaged_checkpoint_and_metrics_are_mended_and_told(make_runner):
+def test_damaged_checkpoints_and_metrics_are_repaired_and_reported(make_runner):
     whole = make_runner("whole")
     whole.run()
     runner = make_runner(run__checkpoint_generations=1, run__generations=4)
@@ -127,13 +127,13 @@ def test_damaged_checkpoint_and_metrics_are_mended_and_told(make_runner):
     assert lines(rest.folder.path) == lines(whole.folder.path)
 
 
-def test_env_steps_are_a_goal_too(make_runner):
+def test_a_run_ends_at_its_number_of_env_steps(make_runner):
     runner = make_runner(run__generations=0, run__env_steps=100)
     assert runner.run()
     assert runner.counters.env_steps == 120
 
 
-def test_checkpoints_come_by_time_also_in_mid_learning(make_runner):
+def test_checkpoints_are_written_by_time_also_while_learning(make_runner):
     names = []
 
     class Watch(Silent):
@@ -192,7 +192,7 @@ def test_what_was_learnt_before_an_evaluation_failed_is_saved(make_runner):
     assert lines(rest.folder.path) == lines(whole.folder.path)
 
 
-def test_a_full_disk_is_one_line(make_runner, monkeypatch):
+def test_a_full_disk_is_reported_in_one_line(make_runner, monkeypatch):
     runner = make_runner()
 
     def full(*_):
@@ -216,7 +216,7 @@ def test_a_second_process_is_refused(make_runner):
     assert subprocess.run(command, check=False).returncode == 0
 
 
-def test_an_edited_configuration_gives_way_to_the_checkpoint(make_runner):
+def test_an_edited_configuration_is_replaced_by_the_checkpoints(make_runner):
     runner = make_runner(run__seed=4)
     runner.run()
     runner.folder.unlock()
@@ -229,7 +229,7 @@ def test_an_edited_configuration_gives_way_to_the_checkpoint(make_runner):
         path.touch()
 
 
-def test_not_json_is_never_written(make_runner):
+def test_nan_and_infinity_are_never_written_to_metrics(make_runner):
     runner = make_runner(task=ToyTask(poison="fitness"))
     runner.run()
 
@@ -248,7 +248,7 @@ def test_state_is_donated_and_compiled_once(make_runner):
     assert runner._tell._cache_size() == runner._learn._cache_size() == 1
 
 
-def test_signals_reach_a_busy_run_and_handlers_come_back():
+def test_signals_reach_a_busy_run_and_handlers_are_restored():
     before = signal.getsignal(signal.SIGINT)
     told = []
     with Stop(lambda: told.append(True)) as stop:
@@ -279,7 +279,7 @@ with Stop(lambda: print("stopping", flush=True)) as stop:
 """
 
 
-def test_a_closed_terminal_is_a_polite_stop(tmp_path):
+def test_a_closed_terminal_saves_and_stops_the_run(tmp_path):
     ours, theirs = pty.openpty()
     words = [sys.executable, "-c", HUNG_UP, str(tmp_path / "code"), os.ttyname(theirs)]
     process = subprocess.Popen(words, stdin=theirs, stdout=theirs, stderr=theirs, start_new_session=True)
@@ -290,7 +290,7 @@ def test_a_closed_terminal_is_a_polite_stop(tmp_path):
     assert (tmp_path / "code").read_text() == "129"
 
 
-def test_what_ignores_a_hang_up_goes_on_doing_so():
+def test_a_process_that_ignores_hang_ups_continues_to_ignore_them():
     before = signal.signal(signal.SIGHUP, signal.SIG_IGN)  # as nohup does
     try:
         with Stop() as stop:
@@ -302,7 +302,7 @@ def test_what_ignores_a_hang_up_goes_on_doing_so():
         signal.signal(signal.SIGHUP, before)
 
 
-def test_not_a_metrics_file(make_runner):
+def test_damaged_metrics_are_replaced_by_the_copy_or_refused(make_runner):
     runner = make_runner()
     runner.run()
     path = runner.folder.path / "metrics.jsonl"

@@ -75,7 +75,7 @@ def test_from_the_command_line(tmp_path, monkeypatch, reach, capsys, refused):
         (["--set", "archive.kind=nowhere:A"], "archive.kind='nowhere:A': cannot be imported"),
     ],
 )
-def test_what_is_not_there_is_refused(tmp_path, refused, given, words):
+def test_an_outside_name_that_does_not_exist_is_refused(tmp_path, refused, given, words):
     assert words in refused("train", "--preset", "smoke", "--run-dir", str(tmp_path / "run"), *given)
     assert not list(tmp_path.iterdir())
 

@@ -42,14 +42,14 @@ def test_the_program(parts):
     assert f"tensor<{2 * batch}x" in str(learnt.mlir_module())  # the joint batch is there, nothing was cut away
 
 
-def test_rollouts_and_what_becomes_of_them(parts):
+def test_rollouts_and_tell(parts):
     task, program, state, (emission, key) = parts
     assert_lowered(task.evaluate, emission.genotypes, key, emission.exploration)
     evaluation = jax.eval_shape(task.evaluate, emission.genotypes, key, emission.exploration)
     assert_lowered(program.tell, state, emission, evaluation)
 
 
-def test_cut_over_two_devices(parts):
+def test_on_two_devices(parts):
     task, program, state, (emission, key) = parts
     with jax.sharding.use_abstract_mesh(AbstractMesh((2,), (devices.AXIS,), axis_types=(AxisType.Auto,))):
         # A new function each: the others were traced without a mesh.

@@ -64,7 +64,7 @@ def assert_same(place, alone):
         assert_same_run(place / f"seed-{seed}", alone / f"seed-{seed}")
 
 
-def test_each_run_is_what_it_would_be_alone(tmp_path, alone):
+def test_each_seed_equals_the_run_alone(tmp_path, alone):
     assert trainer(tmp_path, 0, 1, 2).run()
     assert_same(tmp_path, alone)
     assert lines(tmp_path / "seed-0") != lines(tmp_path / "seed-1")
@@ -93,7 +93,7 @@ def test_stopped_and_resumed(tmp_path, alone, looks, generation, learning):
     assert_same(tmp_path, alone)
 
 
-def test_those_behind_catch_up_first(tmp_path, alone):
+def test_runs_that_are_behind_catch_up_first(tmp_path, alone):
     first = trainer(tmp_path, 0, stop=StopAfter(9))
     assert not first.run()
     assert first.recorders[0].counters.generation > 0
@@ -133,7 +133,7 @@ def test_command_line(tmp_path, monkeypatch, toys, capsys):
     assert "exists already" in capsys.readouterr().err
 
 
-def test_a_folder_that_cannot_be_made_leaves_nothing(tmp_path, monkeypatch, toys, capsys):
+def test_if_a_folder_cannot_be_made_none_is_left(tmp_path, monkeypatch, toys, capsys):
     make = RunDir.create
 
     def create(path, config):
@@ -158,7 +158,7 @@ def toy_trainer(place, task, **overrides):
     return made
 
 
-def test_one_run_beyond_its_budget_ends_all_and_all_are_saved(tmp_path):
+def test_one_run_beyond_its_failure_budget_ends_all_and_all_are_saved(tmp_path):
     both = toy_trainer(tmp_path, ToyTask(poison="fitness"), run__failure_budget=(1, 9))
     with pytest.raises(RunFailed, match="seed-0: 2 evaluations or updates were not finite"):
         both.run()
@@ -178,7 +178,7 @@ class Failing(ToyTask):
         return super().evaluate(genotypes, key, exploration)
 
 
-def test_an_evaluation_that_raises_saves_all_runs(tmp_path):
+def test_an_exception_in_an_evaluation_saves_all_runs(tmp_path):
     both = toy_trainer(tmp_path, Failing())
     with pytest.raises(ZeroDivisionError):
         both.run()

@@ -96,12 +96,12 @@ def memory_mb(process):
         return next(int(line.split()[1]) / 1024 for line in file if line.startswith("VmHWM"))
 
 
-def test_it_opens_one_port(explorer):
+def test_the_explorer_opens_one_port(explorer):
     address, process = explorer
     assert ports(process) == {urlsplit(address).port}
 
 
-def test_no_path_leads_to_a_file(explorer):
+def test_no_request_path_reaches_a_file(explorer):
     address, _ = explorer
     token = urlsplit(address).path
     for climb in CLIMBS:
@@ -177,14 +177,14 @@ def test_a_header_that_comes_twice_is_refused(explorer, header):
         assert b" 403 " in connection.makefile("rb").readline()
 
 
-def test_what_is_no_get_is_answered_by_nothing_of_its_own(explorer):
+def test_a_request_that_is_not_get_is_refused_without_echoing_it(explorer):
     address, _ = explorer
     for method in ("POST", "PUT", "DELETE", "OPTIONS", "HEAD", "<b>"):
         status, content = ask(address, f"{urlsplit(address).path}run", method)
         assert (status, content) in ((501, b"not answered"), (501, b"")), method
 
 
-def test_its_own_page_is_answered_under_both_names(explorer):
+def test_the_page_works_under_127_0_0_1_and_localhost(explorer):
     address, _ = explorer
     place = urlsplit(address)
     for name in ("127.0.0.1", "localhost"):
@@ -202,7 +202,7 @@ def test_a_link_to_the_page_can_be_followed_from_elsewhere(explorer):
     assert ask(address, "/guess/", **followed)[0] == 403
 
 
-def test_the_command_line_of_the_browser_does_not_tell_the_token(monkeypatch):
+def test_the_command_line_of_the_browser_does_not_contain_the_token(monkeypatch):
     opened = []
     monkeypatch.setattr("webbrowser.open", opened.append)
     with Server(None, 0) as server:
@@ -214,7 +214,7 @@ def test_the_command_line_of_the_browser_does_not_tell_the_token(monkeypatch):
     assert not page.parent.exists()
 
 
-def test_no_socket_is_upgraded_and_nothing_can_be_shared(explorer):
+def test_web_sockets_and_cross_origin_sharing_are_refused(explorer):
     address, _ = explorer
     place = urlsplit(address)
     upgrade = {"Connection": "Upgrade", "Upgrade": "websocket", "Sec_WebSocket_Version": "13"}
@@ -238,7 +238,7 @@ def test_devices_are_not_read(explorer):
     assert memory_mb(process) - before < 50
 
 
-def test_the_page_lets_nobody_frame_it_or_load_from_elsewhere(explorer):
+def test_the_page_forbids_frames_and_external_sources(explorer):
     address, _ = explorer
     place = urlsplit(address)
     connection = HTTPConnection(place.hostname, place.port)

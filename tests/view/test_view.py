@@ -31,7 +31,7 @@ def walker():
     return NativeLocomotion("walker2d", episode_length=40, hidden=(8,), after_termination="stop", threads=1)
 
 
-def test_what_is_seen_is_what_was_evaluated(walker):
+def test_the_shown_episode_is_the_evaluated_one(walker):
     genotypes = jax.vmap(walker.policy.init)(jax.random.split(jax.random.key(1), 3))
     seen = simulate(walker, genotypes, 2, seed=5)
     third = jax.tree.map(lambda x: x[2:], genotypes)
@@ -112,7 +112,7 @@ def run(make_runner):
         (["view", "nowhere"], "no such folder"),
     ],
 )
-def test_bad_input_is_one_line(run, capsys, monkeypatch, tmp_path, arguments, text):
+def test_bad_input_is_refused_in_one_line(run, capsys, monkeypatch, tmp_path, arguments, text):
     monkeypatch.chdir(tmp_path)
     RunDir.open(shutil.copytree(run.path, tmp_path / "own")).write_config(toy_config(task__name="own"))
     places = {"RUN": str(run.path), "OWN": str(tmp_path / "own")}
@@ -196,7 +196,7 @@ def test_the_explorer_answers_from_the_files(site):
         assert ask(name)[0] == 200, name
 
 
-def test_a_long_trace_is_thinned_but_no_touch_is_lost():
+def test_a_long_episode_is_thinned_without_losing_a_contact():
     contacts = np.zeros((3000, 2), bool)
     contacts[7, 1] = True
     traces = explorer._traces(Trajectory(np.zeros((3001, 1)), np.ones(3000), contacts, 0.05))
@@ -205,7 +205,7 @@ def test_a_long_trace_is_thinned_but_no_touch_is_lost():
     assert traces["fitness_here"] == 3000
 
 
-def test_the_explorer_refuses_politely(site):
+def test_the_explorer_refuses_bad_requests_with_a_message(site):
     _, ask = site
     for path in ("nothing", "archive", "archive?generation=x", "individual?id=-1", "policy?id=" + "9" * 5000):
         assert ask(path) == (404, b"not found"), path
@@ -219,14 +219,14 @@ def test_the_explorer_refuses_politely(site):
             assert ask(f"{question}?id={id}") == (409, {"error": f"id {id}: its policy is not stored"})
 
 
-def test_a_run_without_its_history_is_one_line(run, walker):
+def test_a_run_without_its_history_is_refused_in_one_line(run, walker):
     (run.path / "history.jsonl").write_bytes(b"")
     shutil.rmtree(run.path / "checkpoints")  # which has a copy
     with pytest.raises(UserError, match=r"history\.jsonl is missing or empty"):
         explorer.Explorer(run, walker)
 
 
-def test_a_browser_that_goes_away_is_no_news(capfd):
+def test_a_browser_that_disconnects_causes_no_message(capfd):
     class Explorer:
         def run(self):
             raise BrokenPipeError
@@ -245,7 +245,7 @@ def test_a_browser_that_goes_away_is_no_news(capfd):
         server.shutdown()
 
 
-def test_the_explorer_follows_a_run_that_trains_on(site, make_runner):
+def test_the_explorer_follows_a_run_that_is_still_training(site, make_runner):
     _, ask = site
     make_runner("<b>run<b>", again=True, run__generations=8).run()
     assert ask("run")[1]["last"] == 8
