@@ -57,14 +57,14 @@ def pytest_collection_modifyitems(items):
 
 
 def pytest_unconfigure():
-    """The process that began takes the cache away."""
+    """The first process removes the cache."""
     if CACHE.endswith(f"-{os.getpid()}"):
         shutil.rmtree(CACHE, ignore_errors=True)
 
 
 @pytest.fixture(scope="module", autouse=True)
 def one_file():
-    """Cache small programs too, whatever a test has set; and forget those of this file when it ends.
+    """Cache small programs too, whatever a test has set, and clear those of this file when it ends.
 
     JAX keeps programs, each in many memory maps; a process that needs more than 65 530 of them crashes.
     """
@@ -93,7 +93,7 @@ def refused(capsys):
 
 @pytest.fixture
 def make_runner(tmp_path):
-    """The trainer of one run over toys in a new folder, or (`again`) in a folder that is there already."""
+    """The trainer of one toy run in a new folder, or (`again`) in an existing one."""
 
     def make(
         name="run", *, learning=False, again=False, task=None, algorithm=None, progress=None, stop=None, **overrides

@@ -137,7 +137,7 @@ def small(words):
 
 
 def provide(words, runs):
-    """Copy a run that the page has and did not make."""
+    """Copy a run that the page uses without making it."""
     for word in words:
         path = Path(word)
         if path.parent == Path("runs") and path.name in ROBOTS and words[0] != "train" and not path.exists():
@@ -167,7 +167,7 @@ def free_port():
 
 
 def start(arguments, devices=1):
-    """A command in a process of its own, on so many devices of the CPU."""
+    """A command in a separate process, with this number of CPU devices."""
     flags = f"--xla_force_host_platform_device_count={devices}"
     environment = {**os.environ, "XLA_FLAGS": flags}
     command = [sys.executable, "-m", "qdhuac.cli", *arguments]
@@ -180,7 +180,7 @@ def finish(process):
 
 
 def together(meeting):
-    """Commands of several machines, as processes of this one that meet at a free port."""
+    """Commands of several machines, as processes on this one that meet at a free port."""
     address, started = f"127.0.0.1:{free_port()}", []
     for _, words in meeting:
         arguments = [re.sub(r"@\S+:\d+$", f"@{address}", word) for word in small(words[1:])]
@@ -222,7 +222,7 @@ def example(path, *arguments):
 
 
 def sourced(line):
-    """A line for the shell, in which `qdhuac` is this one."""
+    """Run a line in a shell in which `qdhuac` is this package."""
     Path("qdhuac").write_text(f'#!/bin/sh\nexec "{sys.executable}" -m qdhuac.cli "$@"\n')
     Path("qdhuac").chmod(0o755)
     environment = {**os.environ, "PATH": f"{Path.cwd()}{os.pathsep}{os.environ['PATH']}"}

@@ -1,4 +1,4 @@
-"""Configuration: presets, overrides, TOML there and back, refusals."""
+"""Configuration: presets, overrides, TOML round trips, errors."""
 
 import json
 import math

@@ -1,4 +1,4 @@
-"""The documentation: its code runs, its links lead somewhere, and its reference is what the program says."""
+"""The documentation: its code runs, its links work, and its reference matches the program."""
 
 import importlib.util
 import re

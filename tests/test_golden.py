@@ -1,4 +1,4 @@
-"""Golden numbers: three small generations of each algorithm stay what they were when `golden.json` was written.
+"""Golden numbers: three small generations of each algorithm equal those in `golden.json`.
 
 `python tests/test_golden.py` writes the file anew; a change that does so says why in its message. Rounding differs
 between processors and learning amplifies it, so on a processor other than the file's only the first generation counts.

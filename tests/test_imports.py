@@ -1,4 +1,4 @@
-"""Rooms import downwards only: what stands lower knows nothing of what stands higher."""
+"""Packages import downwards only."""
 
 import ast
 from pathlib import Path
@@ -27,7 +27,7 @@ OF_ALL = {"__init__"}  # what `import qdhuac` offers
 
 
 def imported(path):
-    """The rooms of the package that a file imports, wherever in it."""
+    """The subpackages that a file imports, anywhere in it."""
     for node in ast.walk(ast.parse(path.read_text())):
         names = []
         if isinstance(node, ast.Import):

@@ -1,4 +1,4 @@
-"""The public surface: what `qdhuac` and its rooms export, that it is lazy, and that examples need nothing else."""
+"""The public API: exports of `qdhuac` and its packages, which are lazy and all that the examples need."""
 
 import ast
 import importlib

@@ -1,4 +1,4 @@
-"""Adaptation to damage: the search finds who survives, damage changes what it says, mistakes are refused."""
+"""Adaptation to damage: the search, the damaged models, and errors."""
 
 import functools
 import json
@@ -26,7 +26,7 @@ LIMBS = {name: robot(name).limbs for name in TASKS}
 
 
 def toy(n=144, seed=0):
-    """Individuals on the unit square, all about equally good; after the damage only one corner still is."""
+    """Individuals on the unit square, all about equally fit; after the damage only those in one corner still are."""
     rng = np.random.default_rng(seed)
     descriptor = rng.uniform(size=(n, 2))
     prior = 1000.0 + 100.0 * rng.uniform(size=n)

@@ -1,4 +1,4 @@
-"""The learner alone: it learns, its data are exploring, and the archive holds what was rolled out."""
+"""The learner alone: it learns, its rollouts explore, and the archive holds the actors that were rolled out."""
 
 import jax
 import jax.numpy as jnp

@@ -1,4 +1,4 @@
-"""PGA-ME, QD-PG and DCRL-ME on a toy: who is tried, what is stored, that it helps, and that a stop changes nothing."""
+"""PGA-ME, QD-PG and DCRL-ME on a toy: offspring, stored data, learning, and exact resuming."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def make(algorithm, **overrides):
 
 
 def run(name, folder, *, again=False, stop=None, progress=None, **overrides):
-    """A runner in `folder`; they all compile the same programs, which the cache of the tests then has."""
+    """A trainer in `folder`; all compile the same programs, which are then in the cache of the tests."""
     values = {"learner__utd": 1.25, "run__generations": 12, "run__chunk": 30} | overrides
     config, task = settings(name, **values), TASKS.get(name, ReachTask())
     if again:
@@ -121,7 +121,7 @@ def test_gradient_children_climb_their_critic(trained):
 
 
 class StopAt(Silent):
-    """Asks for a stop in the middle of the second generation's learning."""
+    """Requests a stop while the second generation is learning."""
 
     def __init__(self, stop):
         self.stop, self.left = stop, 2

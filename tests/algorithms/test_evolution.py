@@ -1,4 +1,4 @@
-"""The ring without a learner: ask, evaluate, tell."""
+"""Algorithms without a learner: ask, evaluate, tell."""
 
 import functools
 import importlib.util
@@ -40,7 +40,7 @@ def evolution(kind, sigma_iso=0.0, sigma_line=0.0):
 
 
 def simulate(genotypes):
-    """Fitness is the sum of y to be brought to 1, the descriptor is x."""
+    """Fitness is highest where each y is 1; the descriptor is x."""
     return Evaluation(
         fitness=-jnp.sum(jnp.square(genotypes["y"] - 1.0), axis=-1),
         descriptor=jnp.clip(genotypes["x"], 0.0, 1.0),
@@ -94,7 +94,7 @@ def test_a_seed_determines_everything():
 
 @every_archive
 def test_provenance(kind):
-    """Ids count on; a child names parents that were in the archive, and comes from the first of them."""
+    """Ids are consecutive; a child names parents that were in the archive, and is made from the first."""
     algorithm, ask, tell = evolution(kind)
     state, tried = algorithm.init(jax.random.key(0)), {}
     for generation in range(4):

@@ -1,4 +1,4 @@
-"""The whole algorithm on an environment that compiles in a moment: composition, injection, storage, learning."""
+"""The whole algorithm on an environment that compiles quickly: composition, injection, storage, learning."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def make(**overrides):
 
 @pytest.fixture(scope="module")
 def trained():
-    """Thirty generations, and what the first and last of them said."""
+    """Thirty generations, and the metrics of the first and the last."""
     task, algorithm = make(emitter__exploration_rollouts=2)
     state = algorithm.init(jax.random.key(0))
     records = []

@@ -1,4 +1,4 @@
-"""One suite over all archives, then what is peculiar to Dominated Novelty Search and to grids."""
+"""Tests of all archives, then of Dominated Novelty Search and of grids."""
 
 import functools
 
@@ -170,7 +170,7 @@ def test_a_tournament_is_won_by_the_fittest_of_those_drawn():
 
 @every_archive
 def test_many_archives_at_once(kind):
-    """Seeds run under vmap must not see each other."""
+    """Seeds under vmap must not affect each other."""
     batches = [random_individuals(seed, BATCH) for seed in range(3)]
     alone = [ADD[kind](start(kind), batch) for batch in batches]
     stacked = jax.tree.map(lambda *x: jnp.stack(x), *batches)
@@ -331,7 +331,7 @@ def test_dns_refuses_invalid_sizes(field):
 @given(batches=st.lists(population(any_fitness, BATCH), min_size=1, max_size=4))
 @PROPERTY
 def test_a_batch_in_a_grid_equals_map_elites_one_at_a_time(kind, batches):
-    """A batch gives what its members in turn would, also in who replaces whom; survivors are the last to replace."""
+    """A batch gives the same result as its members one by one, including which replaces which."""
     elites, state = {}, start(kind)
     for turn, members in enumerate(batches):
         offspring = individuals(members, turn * BATCH)

@@ -1,4 +1,4 @@
-"""The benches: FLOP as counted by hand and by XLA, a replay buffer that is never copied, and what they print."""
+"""The benchmarks: FLOP counted by hand and by XLA, a replay buffer that is never copied, and their output."""
 
 import itertools
 import json
@@ -123,7 +123,7 @@ def test_steps_that_were_not_simulated_are_not_counted(monkeypatch):
 
 @pytest.fixture
 def small(monkeypatch):
-    """Every bench at sizes that take a moment, with a learner that learns nothing and so compiles at once."""
+    """Every benchmark at small sizes, with a learner that learns nothing and so compiles quickly."""
     monkeypatch.setattr(TargetFreeLearner, "learn", lambda self, state, replay, buffer, key, n: (state, buffer, {}))
     monkeypatch.setattr(learner, "CASES", {"paper/1-critic": ("smoke", SMALLEST)})
     monkeypatch.setattr(learner, "WORK", 1e6)

@@ -52,7 +52,7 @@ def address(run):
 
 @pytest.fixture
 def page():
-    """A page whose console must stay free of errors, and which fetches nothing from elsewhere."""
+    """A page whose console must have no errors, and which fetches nothing from other sites."""
     troubles = []
     with sync_playwright() as playwright:
         arguments = ["--no-sandbox", "--use-gl=angle", "--use-angle=swiftshader", "--enable-unsafe-swiftshader"]
@@ -145,7 +145,7 @@ def test_the_file_that_opens_the_browser_leads_to_the_page(page, run, monkeypatc
 
 
 def change(page, name, function):
-    """Let the server's answers to one question go through a function."""
+    """Pass the server's answers to one request through a function."""
 
     def answer(route):
         content = route.fetch().json()

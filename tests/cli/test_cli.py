@@ -1,4 +1,4 @@
-"""The command line: what it refuses, and that a refusal is one line, exit code 2, and leaves no trace."""
+"""The command line: bad input gives one line and exit code 2, and leaves no files."""
 
 import json
 import os
@@ -98,7 +98,7 @@ def test_bad_input(capsys, here, arguments, words):
 
 
 def test_refusals_do_not_import_jax(here):
-    """In a process of its own, because this one has JAX already."""
+    """In a separate process, because this one has loaded JAX."""
     code = (
         "import sys; from qdhuac import cli\n"
         "assert cli.main(['train', '--set', 'run.seed=-1']) == 2\n"
@@ -111,7 +111,7 @@ def test_refusals_do_not_import_jax(here):
 
 
 def test_a_configuration_file_starts_a_run_and_options_change_it(capsys, here, toys):
-    """What a run folder holds is enough to start the run again; `--set` and the short options win."""
+    """The configuration in a run folder starts the run again; `--set` and the other options take precedence."""
     assert cli.main([*TRAIN, "--generations", "1", "--set", "archive.capacity=5", "--run-dir", "first"]) == 0
     again = ["train", "--config", "first/config.toml", "--run-dir"]
     assert cli.main([*again, "second"]) == 0
@@ -124,7 +124,7 @@ def test_a_configuration_file_starts_a_run_and_options_change_it(capsys, here, t
 
 
 def test_a_configuration_file_imports_nothing(capsys, here, monkeypatch):
-    """A stored file may name code; only the user's own command line has it imported."""
+    """A stored file may name code; it is imported only if the command line names it."""
     (here / "outside.py").write_text("raise SystemExit('imported')")
     monkeypatch.syspath_prepend(here)
     text = config.to_toml(specs.make("dns", "smoke"))
@@ -331,7 +331,7 @@ def test_no_write_permission_is_refused_at_once(capsys, here, toys, monkeypatch)
 
 
 def test_a_run_stopped_while_it_learns_from_its_last_steps_can_be_resumed(capsys, here, toys, monkeypatch):
-    """Its steps are all collected, but their updates and its last line are still owed."""
+    """All its steps are collected, but updates and the last line of metrics are missing."""
     from qdhuac.training.loop import Trainer
 
     learn = Trainer._learn_what_is_owed

@@ -1,4 +1,4 @@
-"""Gradient children: whose, on which states, and up which slope."""
+"""Gradient children: their parents, the states of their minibatches, and what they climb."""
 
 from __future__ import annotations
 
@@ -81,7 +81,7 @@ def wanted(learner, obs, action):
 
 
 def test_states_are_drawn_uniformly_and_not_by_priority():
-    """The many ask for a lower action, the few, whose priority is high, for a higher one."""
+    """Many states ask for a lower action, a few with high priority for a higher one."""
     buffer = stored([-1.0] * 12 + [1.0] * 4, [1.0] * 12 + [1e4] * 4)
     assert float(jnp.mean(REPLAY.sample(buffer, jax.random.key(0), 64).transition.obs[:, 0])) > 0.9  # by priority
     moved = climb(wanted, buffer)
@@ -105,7 +105,7 @@ def test_every_step_and_every_child_draws_states_of_its_own():
 
 @pytest.mark.parametrize("n", [1, gradient.AT_ONCE, gradient.AT_ONCE + 1])
 def test_many_children_equal_the_same_children_made_in_small_batches(n):
-    """Each goes towards its own context, whatever the number that is worked on at once."""
+    """Each child moves towards its own context, however many are computed at once."""
     goals = jnp.linspace(-1.0, 1.0, n)[:, None]
     children = gradient_mutation(
         jax.random.key(0),

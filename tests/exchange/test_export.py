@@ -1,4 +1,4 @@
-"""Loading a run in Python, and policies that leave the package: the same actions everywhere, or a refusal."""
+"""Loading a run in Python, and exported policies: the same actions everywhere, or an error."""
 
 import ast
 import importlib.util

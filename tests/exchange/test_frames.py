@@ -1,4 +1,4 @@
-"""Archives to pandas and to pyribs, and back: what goes there and comes home is the same."""
+"""Archives to pandas and to pyribs, and back without loss."""
 
 import jax
 import jax.numpy as jnp

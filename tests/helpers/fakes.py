@@ -1,4 +1,4 @@
-"""A countable environment: every policy knows its own life span, and every episode wears its own tag."""
+"""A countable environment: a policy determines how long its episodes last, and observations identify the episode."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ class CounterState(NamedTuple):
 
 
 class Counter:
-    """Step n of an episode is rewarded with n. The first action, times 10, is the life span (0: it never dies).
+    """Step n of an episode has reward n. The first action, times 10, is the episode's length (0: unlimited).
 
     `nan_at` poisons the reward of that step; `nan_after_death` everything that follows a death.
     """

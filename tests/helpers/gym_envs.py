@@ -1,4 +1,4 @@
-"""Gymnasium environments without physics, and one with a mistake of each kind. Imports no JAX: processes import it."""
+"""Gymnasium environments without physics, and one for each kind of mistake. Without JAX: processes import it."""
 
 import gymnasium
 import numpy as np

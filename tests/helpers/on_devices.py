@@ -1,4 +1,4 @@
-"""A task to cut over devices; as a program, one of several processes that make a run of it.
+"""A task to shard over devices; as a program, one of several processes that make one run.
 
 python on_devices.py {train|resume} FOLDER ALGORITHM DEVICES GENERATIONS RANK/COUNT@HOST:PORT
 """
@@ -72,7 +72,7 @@ def goal(devices, generations):
 
 
 def configuration(algorithm, devices, generations):
-    """A small run. Adam makes a whole step of a gradient that is nothing but rounding: a short one, to stay close."""
+    """A small run. Adam makes a full step even for a gradient that is only rounding, so the rate is small."""
     small = {"task.name": "own", "task.episode_length": STEPS, "learner.utd": 0.5, "emitter.batch_size": 8}
     small["emitter.gradient_learning_rate"] = 1e-5
     return specs.make(algorithm, "smoke", small | goal(devices, generations))

@@ -1,4 +1,4 @@
-"""An algorithm, an archive and an emitter as somebody else's package would have them."""
+"""An algorithm, an archive and an emitter as another package would have them."""
 
 import dataclasses
 

@@ -42,7 +42,7 @@ def two_steps():
 
 
 def endless():
-    """Reward 1 for ever; each row is a truncated step, so it is not terminal: Q = 1 / (1 - gamma)."""
+    """Reward 1 without end; each row is a truncated step and so not terminal: Q = 1 / (1 - gamma)."""
     return _rows(START, _actions(), 1.0, 0.0, START)
 
 
@@ -53,7 +53,7 @@ def choose(best: float = 0.5):
 
 
 def corridor():
-    """A walk from anywhere in [-1, 1] to the end at 1, each step costing 1: up to 27 steps for those who hurry."""
+    """A walk from anywhere in [-1, 1] to the end at 1, where each step costs 1: at best up to 27 steps."""
     position, action = jax.random.uniform(jax.random.key(8), (ROWS,), minval=-1.0, maxval=1.0), _actions()
     after = _walk(position, action[:, 0])
     ends = (after >= 1.0).astype(jnp.float32)

@@ -1,4 +1,4 @@
-"""A task that compiles in a moment and has everything that a learning algorithm needs."""
+"""A task that compiles quickly and has everything that a learning algorithm needs."""
 
 from __future__ import annotations
 

@@ -31,7 +31,7 @@ class OneRun(Trainer):
 
 
 class StopAt(Silent):
-    """Asks for a stop when a phase has come so far for the nth time."""
+    """Requests a stop when a phase has reached a given point for the nth time."""
 
     def __init__(self, stop, phase, nth, done=0):
         self.stop, self.at, self.left = stop, (phase, done), nth
@@ -43,7 +43,7 @@ class StopAt(Silent):
 
 
 class Notes(Silent):
-    """Remembers every message and every generation."""
+    """Records every message and every generation."""
 
     def __init__(self):
         self.said, self.seen = [], []

@@ -1,4 +1,4 @@
-"""`qdhuac study` in a process of its own, with stubs for runs, and what its runs have done."""
+"""`qdhuac study` in a separate process, with stubs for runs, and what its runs have done."""
 
 from __future__ import annotations
 

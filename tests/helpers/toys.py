@@ -1,4 +1,4 @@
-"""Toys that compile in a moment: a task without physics and an algorithm that learns nothing useful."""
+"""Toys that compile quickly: a task without physics, and an algorithm that learns nothing useful."""
 
 import dataclasses
 

@@ -1,4 +1,4 @@
-"""The projected Bellman update against a slow oracle and against what must hold exactly."""
+"""The projected Bellman update against a plain implementation and exact properties."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The learner against problems with known answers, and the joint pass against its definition."""
+"""The learner on problems with known answers, and the joint pass against its definition."""
 
 from __future__ import annotations
 
@@ -180,7 +180,7 @@ KINDS = pytest.mark.parametrize("kind", ["categorical", "scalar"])
 
 
 def constant(agent, state, *values):
-    """The critics of a state, made to answer these values whatever they see."""
+    """The critics of a state, changed to return these values for any input."""
 
     def say(params, value):
         bias = jnp.full(1, value) if agent.scalar else -0.5 * jnp.square((agent.atoms - value) / 0.25)

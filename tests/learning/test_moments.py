@@ -1,4 +1,4 @@
-"""Running moments are those of NumPy over everything seen; a folded actor does on raw observations what it did."""
+"""Running moments equal those of NumPy over all rows; a folded actor takes raw observations."""
 
 import jax
 import jax.numpy as jnp

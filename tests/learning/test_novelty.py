@@ -1,4 +1,4 @@
-"""QD-PG's archive of states against a slow oracle."""
+"""QD-PG's archive of states against a plain implementation."""
 
 from __future__ import annotations
 

@@ -15,7 +15,7 @@ PARAMS = POLICY.init(jax.random.key(0))
 
 
 def certain(log_std):
-    """A head that says the same whatever it sees, before it is squeezed into its range."""
+    """A head with a constant output, before it is squashed into its range."""
     return {"kernel": jnp.zeros((8, 3)), "bias": jnp.full(3, log_std)}
 
 

@@ -1,4 +1,4 @@
-"""The probe: a lag that is known in closed form, returns that are known by hand, and a run that does not notice it."""
+"""The probe: a lag known in closed form, returns known by hand, and a run that it does not change."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ SLOPE, SCALE = 0.25, 0.1  # the critic's output moves by so much with every upda
 
 
 def ramp(updates):
-    """A scalar critic that says the same for every state, and that after every update is higher by SLOPE."""
+    """A scalar critic that returns the same value for every state, which rises by SLOPE with every update."""
     agent = learner(kind="scalar", critics=1, reward_scale=SCALE, probe=True)
     state = agent.init(jax.random.key(0))
     flat = jax.tree.map(jnp.zeros_like, state.critics[0]["head"])
@@ -33,7 +33,7 @@ def ramp(updates):
 
 
 def batch(rewards, competed=None, slots=None):
-    """Agents that are paid these rewards [B, T] and live to the end; those that have not `competed` explore."""
+    """Policies with these rewards [B, T] and full episodes; those that have not `competed` explore."""
     rewards = jnp.asarray(rewards, jnp.float32)
     n, steps = rewards.shape
     zeros = jnp.zeros((n, steps, 2))

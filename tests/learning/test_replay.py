@@ -1,4 +1,4 @@
-"""The replay buffer: sums that do not drift, frequencies that match, a ring that wraps."""
+"""The replay buffer: sums that do not drift, sampling frequencies, overwriting of the oldest rows."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from qdhuac.types import Transition
 
 
 def rows(start, n, obs=3, action=2):
-    """Transitions that say in every field which one they are."""
+    """Transitions whose every field identifies them."""
     index = jnp.arange(start, start + n, dtype=jnp.float32)
     return Transition(
         obs=jnp.tile(index[:, None], (1, obs)),

@@ -33,7 +33,7 @@ def make_batch(size=16, seed=0, **changes):
 
 
 def constant(agent, *outputs):
-    """Critics that say these numbers whatever they see."""
+    """Critics that return these numbers for any input."""
     zero = jax.tree.map(jnp.zeros_like, agent.critic.init(jax.random.key(0)))
     head = f"Dense_{agent.critic_config.blocks}"
     return tuple(zero | {head: zero[head] | {"bias": jnp.array([float(q)])}} for q in outputs)

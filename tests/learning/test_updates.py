@@ -1,4 +1,4 @@
-"""The loop over minibatches and the guard against what is not finite, with an update that compiles in a moment."""
+"""The loop over minibatches and the guard against non-finite values, with an update that compiles quickly."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Both learners against value iteration, at a discount where an error of the target counts a hundred times."""
+"""Both learners against value iteration, at a discount of 0.99, where errors of the target add up."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Plant one small bug at a time in the core, and print those that no test notices.
+"""Plant one small bug at a time in the core, and print those that no test detects.
 
     python tests/mutation/mutate.py                            # 40 bugs, drawn from all files
     python tests/mutation/mutate.py learning archives --bugs 0  # every bug of these rooms: hours

@@ -1,4 +1,4 @@
-"""Our parts against QDax's, number by number."""
+"""Our components against QDax's, numerically."""
 
 import dataclasses
 import functools
@@ -144,7 +144,7 @@ def test_the_actor_climbs_qdax_s_loss():
 
 @pytest.fixture
 def emitter():
-    """QDax's TD3 without smoothing noise, and its state on a buffer with one transition in it, over and over."""
+    """QDax's TD3 without smoothing noise, and its state on a buffer that holds one transition many times."""
     config = QualityPGConfig(
         env_batch_size=4,
         num_critic_training_steps=10,
@@ -239,7 +239,7 @@ def test_descriptors_fall_into_the_cells_that_qdax_puts_them_into(dimensions):
 
 
 def filled(seed, batches=4, n=50):
-    """The same batches of individuals told to our archive and to QDax's repertoire; half of the cells stay empty."""
+    """The same batches of individuals added to our archive and to QDax's repertoire; half of the cells stay empty."""
     grid = GridArchive.cvt(100, (0.0, 0.0), (1.0, 1.0))
     ours = grid.init(empty_individual(jnp.zeros(3), 2))
     theirs = MapElitesRepertoire.init_default(jnp.zeros(3), jnp.asarray(grid.centroids))

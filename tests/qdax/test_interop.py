@@ -75,7 +75,7 @@ def test_non_finite_individuals_are_left_out():
 
 
 def named(archive):
-    """As the state of a run has it."""
+    """As in the state of a run."""
     return {f"algorithm/archive/{name}": array for name, array in flatten(archive).items()}
 
 

@@ -1,4 +1,4 @@
-"""The report: complete, self-contained, and safe to open whatever the files hold."""
+"""The report: complete, self-contained, and safe to open whatever the files contain."""
 
 import json
 import re
@@ -108,7 +108,7 @@ def cells(page, heading):
 
 
 def near(text, value):
-    """Whether a number as people see it is the stored one, within half of its last digit."""
+    """Whether a displayed number is the stored one, within half of its last digit."""
     if value is None:
         return text == "–"
     share = text.endswith("%")

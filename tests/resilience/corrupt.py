@@ -1,6 +1,6 @@
-"""Random damage to the files of a run: it must be noticed, the other checkpoint used, and nothing wrong be read.
+"""Random damage to the files of a run: it must be detected, and nothing wrong be read.
 
-Needs no JAX: files are written and read here as the runner does it.
+Needs no JAX: files are written and read here as the Recorder does it.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ SIZES = {"LARGE": 1 << 15, "PIECE": 1 << 13}
 
 
 def state(generation: int) -> dict[str, np.ndarray]:
-    """An archive and a buffer that fills up, as a runner would hand them over."""
+    """An archive and a buffer that fills up, as the Trainer passes them to the Recorder."""
     chance = np.random.default_rng(0)
     buffer = np.zeros((8192, 4), np.float32)
     buffer[: 400 * generation] = chance.normal(size=(400 * generation, 4))

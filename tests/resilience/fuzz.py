@@ -85,7 +85,7 @@ FLAGS = (
 
 
 def arguments(chance: random.Random) -> list[str]:
-    """A command line that someone might have meant."""
+    """A plausible command line."""
     algorithm = chance.choice(list(specs.ALGORITHMS))
     known = list(config.keys(specs.make(algorithm, "smoke")))
     line = [chance.choices(COMMANDS, (60, 12, 8, 8, 2, 2, 1))[0]]
@@ -176,7 +176,7 @@ def accepted(*_: object, **__: object) -> int:
 
 
 def attempt(line: list[str]) -> str:
-    """What became of a command: `refused`, `works`, or what went wrong."""
+    """The outcome of a command: `refused`, `works`, or what went wrong."""
     out, err = io.StringIO(), io.StringIO()
     try:
         with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):

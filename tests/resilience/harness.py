@@ -1,4 +1,4 @@
-"""What the harnesses share: the command in a process of its own, and a place for what was measured."""
+"""Shared by these programs: the command in a separate process, and storage of results."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def state_hash(folder: Path) -> str:
 
 
 def write(name: str, result: dict) -> None:
-    """Keep what was measured, with where and when."""
+    """Store a result, with machine and time."""
     import jax
 
     from qdhuac import __version__

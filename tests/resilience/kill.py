@@ -1,4 +1,4 @@
-"""SIGKILL at random instants, also in the middle of a save, then resume; at the end compare with a run never killed.
+"""SIGKILL at random moments, also during a save, then resume; the end is compared with a run never killed.
 
 Each life is a fork of this process, which has everything imported but JAX not yet started: what is killed is a process
 of its own, without the seconds that imports take.
@@ -31,7 +31,7 @@ LIFE = 4.0  # seconds after which those are killed at the latest that may be kil
 
 
 class ToyWithBuffer(ToyLearner):
-    """Beside the random walk a buffer that fills up slowly: the part of a state that is saved in pieces."""
+    """A random walk and a buffer that fills up slowly: the part of a state that is saved in pieces."""
 
     def init(self, key):
         return super().init(key) | {"buffer": jnp.zeros((65_536, 16)), "updates": jnp.int32(0)}

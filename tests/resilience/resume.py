@@ -18,7 +18,7 @@ SETTINGS = {"task.backend": "native", "run.chunk": 7, "run.generations": 2 * N, 
 
 
 class StopInLearning:
-    """Asks for a stop in the middle of generation N, or at its evaluation if nothing is learnt."""
+    """Requests a stop while generation N is learning, or at its evaluation if nothing is learnt."""
 
     def __init__(self, stop: object) -> None:
         self.stop, self.left = stop, N

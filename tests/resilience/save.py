@@ -1,4 +1,4 @@
-"""How long a save holds up training with a full replay buffer, and how long a stop takes at the paper's scale."""
+"""How long a save interrupts training with a full replay buffer, and how long a stop takes at the paper's scale."""
 
 from __future__ import annotations
 

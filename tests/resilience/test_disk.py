@@ -1,4 +1,4 @@
-"""Full and read-only disks, large states saved in pieces, states that do not fit: a clear word, and nothing lost."""
+"""Full and read-only disks, large states saved in pieces, states that do not fit: one clear line, and nothing lost."""
 
 import contextlib
 import os

@@ -1,4 +1,4 @@
-"""Files made to harm: nothing is run, nothing is written outside of the run folder, and the answer is one line."""
+"""Hostile files: no code runs, nothing is written outside the run folder, and the error is one line."""
 
 import json
 import subprocess

@@ -1,4 +1,4 @@
-"""The harnesses of this folder in short; `make test-resilience` runs them in full."""
+"""Short versions of the programs in this folder; `make test-resilience` runs the full ones."""
 
 import json
 import os

@@ -1,4 +1,4 @@
-"""Numbers that are not finite, and critics that go astray: nothing is poisoned, and it is said."""
+"""Non-finite numbers and diverging critics: nothing else is affected, and it is reported."""
 
 import dataclasses
 import json

@@ -1,4 +1,4 @@
-"""Checkpoints: everything comes back, damage is noticed, the previous one is used."""
+"""Checkpoints: everything is restored; if one is damaged, the previous one is used."""
 
 import random
 

@@ -1,4 +1,4 @@
-"""The history: every archive of a run can be had again from it, and a stop or damage changes nothing."""
+"""The history: it rebuilds every archive of a run, also after a stop or damage."""
 
 import numpy as np
 import pytest

@@ -1,4 +1,4 @@
-"""Studies on a cluster: every run finishes once, whatever happens to its node, and what is refused by name."""
+"""Studies on a cluster: every run finishes once, whatever happens to its node; bad input is refused by name."""
 
 from __future__ import annotations
 

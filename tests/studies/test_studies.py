@@ -1,4 +1,4 @@
-"""Studies: which runs they consist of, that finished ones are never repeated, and what is refused by name."""
+"""Studies: their runs, which are never repeated once finished, and errors, which name the run."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A task of one's own from Python: trained, evaluated again, looked at."""
+"""A custom task from Python: trained, evaluated again, viewed."""
 
 import json
 import math

@@ -26,7 +26,7 @@ PLAIN = fakes.Counter()
 
 @functools.cache
 def plain(mode):
-    """The rollout that most tests look at, made once."""
+    """The rollout that most tests use, made once."""
     return run(mode)
 
 

@@ -43,7 +43,7 @@ def native(name):
 
 @functools.cache
 def evaluated(name):
-    """Random policies, tried once on MJX."""
+    """Random policies, evaluated once on MJX."""
     genotypes = jax.vmap(mjx(name).policy.init)(jax.random.split(jax.random.key(0), BATCH))
     return jax.tree.map(np.asarray, mjx(name).evaluate(genotypes, jax.random.key(1)))
 

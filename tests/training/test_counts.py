@@ -1,4 +1,4 @@
-"""What a run counts and is measured by, read from the lines of its metrics."""
+"""Counts and scores of a run, read from the lines of its metrics."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def test_the_qd_score_is_offset_by_every_step_of_the_episode(make_runner):
 
 
 class Flattered(ToyTask):
-    """Explorers do extremely well."""
+    """Exploring rollouts have a very high fitness."""
 
     def evaluate(self, genotypes, key, exploration=None):
         found = super().evaluate(genotypes, key)

@@ -1,4 +1,4 @@
-"""One run on several devices, and in several processes, is the run that one device makes."""
+"""One run on several devices, and in several processes, equals the run on one device."""
 
 from __future__ import annotations
 
@@ -216,7 +216,7 @@ def test_ctrl_c_while_waiting_for_other_processes_ends_the_process(tmp_path):
     first = process(0)
 
     def interrupt():
-        """Once the process listens; a stranger's call does not disturb it."""
+        """Once the process listens. A connection from another program is ignored."""
         for _ in range(600):
             with contextlib.suppress(OSError):
                 socket.create_connection(("127.0.0.1", int(first.address.rpartition(":")[2]))).close()

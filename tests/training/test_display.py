@@ -1,4 +1,4 @@
-"""What a person sees of a run: numbers, trends, times and warnings, live or as plain lines."""
+"""The display of a run: numbers, trends, times and warnings, live or as plain lines."""
 
 import pytest
 from rich.console import Console
@@ -33,7 +33,7 @@ LATER = {
 
 @pytest.fixture
 def clock(monkeypatch):
-    """A clock that stands still until it is told."""
+    """A clock that moves only when it is set."""
     now = [100.0]
     monkeypatch.setattr(progress.time, "monotonic", lambda: now[0])
     return now

@@ -1,4 +1,4 @@
-"""Metrics for other tools: they get what metrics.jsonl gets; a package that is missing is one line."""
+"""Loggers: they get what metrics.jsonl gets; a missing package is reported in one line."""
 
 import sys
 import types
@@ -85,7 +85,7 @@ def test_an_unknown_or_uninstalled_logger_is_refused(tmp_path, monkeypatch, caps
 
 
 class Remembering:
-    """A logger of one's own: any object with these two methods."""
+    """A custom logger: any object with these two methods."""
 
     def __init__(self):
         self.lines, self.closed = [], 0

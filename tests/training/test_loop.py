@@ -79,7 +79,7 @@ def test_stopped_and_resumed_equals_uninterrupted(make_runner, learning, phase, 
 
 
 def test_killed_between_checkpoints_repeats_what_was_lost(make_runner):
-    """What was written after the last checkpoint is taken back, so that no generation is there twice."""
+    """What was written after the last checkpoint is removed, so that no generation is there twice."""
     whole = make_runner("whole", learning=True)
     whole.run()
 

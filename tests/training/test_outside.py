@@ -1,4 +1,4 @@
-"""An algorithm, an archive and an emitter from outside of the package: imported when the user says so, never else."""
+"""An algorithm, an archive and an emitter from outside the package: imported only if the user names them."""
 
 import dataclasses
 import sys

@@ -1,4 +1,4 @@
-"""The paper's preset is lowered for accelerators that are not here: nothing assumes a CPU."""
+"""The paper's preset is lowered for accelerators that this machine lacks: nothing assumes a CPU."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Several seeds in one program: each run is what it would be alone."""
+"""Several seeds in one program: each equals the run alone."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ def test_each_seed_equals_the_run_alone(tmp_path, alone):
 
 
 class StopAfter(Stop):
-    """Asks to stop at the n-th look."""
+    """Requests a stop at the n-th check."""
 
     def __init__(self, looks):
         super().__init__()
@@ -148,7 +148,7 @@ def test_if_a_folder_cannot_be_made_none_is_left(tmp_path, monkeypatch, toys, ca
 
 
 def toy_trainer(place, task, **overrides):
-    """Two runs of toys; `overrides` have a value for each."""
+    """Two toy runs; `overrides` have a value for each."""
     runs = []
     for i in range(2):
         settings = toy_config(run__seed=i, **{name: values[i] for name, values in overrides.items()})

@@ -1,4 +1,4 @@
-"""The explorer's door: who gets in, and what a request can reach. `qdhuac view` runs in a process of its own."""
+"""Access to the explorer: which requests are answered. `qdhuac view` runs in a separate process."""
 
 import json
 import os

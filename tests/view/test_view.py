@@ -1,4 +1,4 @@
-"""Looking at a run: trajectories that are the evaluation's, videos, and what the explorer answers."""
+"""Viewing a run: trajectories equal those of the evaluation, videos, and the explorer's answers."""
 
 import io
 import json
@@ -146,7 +146,7 @@ def test_a_run_without_generations_and_a_port_in_use(make_runner, run, capsys):
 
 @pytest.fixture
 def site(run, walker, monkeypatch):
-    """An explorer over a toy run, and a function that asks it as its own page would."""
+    """An explorer of a toy run, and a function that sends it requests as its page does."""
     walk = Trajectory(np.zeros((3, walker.model.nq)), np.array([1.0, np.nan]), np.array([[True, False]] * 2), 0.5)
     monkeypatch.setattr(explorer, "simulate", lambda task, genotypes, index: walk)
     server = explorer.Server(explorer.Explorer(run, walker), 0)
