@@ -4,7 +4,7 @@ import ast
 from pathlib import Path
 
 PACKAGE = Path(__file__).parents[1] / "src" / "qdhuac"
-# From the top to the bottom; rooms of one line do not know each other.
+# From the top to the bottom; packages on one line do not import each other.
 FLOORS = (
     ("cli",),
     ("api",),
