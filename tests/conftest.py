@@ -1,24 +1,10 @@
 """Fixtures of all tests."""
 
+import quick  # isort: skip  # before JAX
+
 import os
 import shutil
 import sys
-import tempfile
-
-# Before JAX starts, for this process, pytest's workers and all their children: a CPU that is four devices, and one
-# cache of compiled programs, since most trainers compile the same toys.
-os.environ.setdefault("JAX_PLATFORMS", "cpu")
-os.environ.setdefault(
-    "QDHUAC_TESTS", os.environ.get("JAX_COMPILATION_CACHE_DIR") or f"{tempfile.gettempdir()}/qdhuac-tests-{os.getpid()}"
-)
-os.environ.update(
-    XLA_FLAGS="--xla_force_host_platform_device_count=4",
-    QDHUAC_CACHE=os.environ["QDHUAC_TESTS"],
-    JAX_COMPILATION_CACHE_DIR=os.environ["QDHUAC_TESTS"],
-    JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES="-1",
-    JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS="0.1",
-)
-
 from pathlib import Path
 
 import jax
@@ -32,7 +18,7 @@ from qdhuac.store.run_folder import RunDir
 
 # Ray closes the streams of all log handlers when it starts: that of absl must not be the one that pytest reads.
 absl_logging.get_absl_handler().python_handler.stream = sys.__stderr__
-CACHE = os.environ["QDHUAC_TESTS"]
+CACHE = quick.CACHE
 # Longest first, so that no worker is left with a long file at the end.
 SLOW = (
     "resilience/test_short.py",

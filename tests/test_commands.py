@@ -14,6 +14,7 @@ from urllib.request import urlopen
 
 import jax
 import pytest
+import quick
 
 from qdhuac import cli
 from qdhuac.bench import archive
@@ -168,8 +169,7 @@ def free_port():
 
 def start(arguments, devices=1):
     """A command in a separate process, with this number of CPU devices."""
-    flags = f"--xla_force_host_platform_device_count={devices}"
-    environment = {**os.environ, "XLA_FLAGS": flags}
+    environment = {**os.environ, "XLA_FLAGS": quick.flags(devices)}
     command = [sys.executable, "-m", "qdhuac.cli", *arguments]
     return subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
 

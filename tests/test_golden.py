@@ -4,6 +4,8 @@
 between processors and learning amplifies it, so on a processor other than the file's only the first generation counts.
 """
 
+import quick  # noqa: F401  # isort: skip  # before JAX
+
 import hashlib
 import json
 import math

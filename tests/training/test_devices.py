@@ -15,6 +15,7 @@ from concurrent.futures import ThreadPoolExecutor
 import jax
 import on_devices
 import pytest
+import quick
 from runs import assert_same_run
 
 from qdhuac import cli
@@ -80,7 +81,7 @@ def addresses():
 
 def start(command, folder, generations):
     """Two processes with a device each."""
-    environment = {**os.environ, "XLA_FLAGS": "--xla_force_host_platform_device_count=1"}
+    environment = {**os.environ, "XLA_FLAGS": quick.flags(1)}
     both = []
     for process in addresses():
         words = [sys.executable, on_devices.__file__, command, folder, "qdhuac", 2, generations, process]
