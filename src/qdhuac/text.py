@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+# The phases of a generation as the display names them; metrics.jsonl has the seconds of each as time_<phase>.
+PHASES = {"ask": "asking", "evaluate": "evaluating", "tell": "telling", "learn": "learning"}
 METRICS = {"qd_score": "QD score", "coverage": "coverage", "max_fitness": "max fitness", "qd_score_auc": "QD score AUC"}
 
 

@@ -37,7 +37,7 @@ def found(size, n=5):
     rng = np.random.default_rng(0)
     bounds = [[0.0] * size, [1.0] * size]
     arrays = {"fitness": rng.normal(size=n), "descriptor": rng.random((n, size))}
-    return arrays, {"descriptor_bounds": bounds}
+    return arrays, {"descriptor_bounds": bounds, "operators": ["random", "isoline"]}
 
 
 @pytest.mark.parametrize("size", [1, 2, 3, 4, 6])
@@ -70,7 +70,8 @@ def test_nothing_is_loaded_or_run():
 
 def test_hostile_names_are_only_text():
     row = {**ROW, f"{HOSTILE}/tried": 1, HOSTILE.replace("/", "|"): 3.0}
-    page = report.render(HOSTILE, toy_config(), [row], None)
+    arrays, metadata = found(2)
+    page = report.render(HOSTILE, toy_config(), [row], (arrays, metadata | {"operators": [HOSTILE]}))
     assert "<script" not in page
     assert "&lt;script&gt;" in page
 

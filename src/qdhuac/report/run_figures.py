@@ -13,6 +13,8 @@ import numpy as np
 from matplotlib.figure import Figure
 from matplotlib.ticker import EngFormatter, FuncFormatter, MaxNLocator
 
+from qdhuac.tasks.robots import TASKS, robot
+
 ACCENT = "#2f7ed8"
 _INK = "#7a7f87"  # readable on white and on black; becomes the page's own text colour in SVG
 _STYLE: dict[str, Any] = {
@@ -128,7 +130,9 @@ def _widened(low: float, high: float) -> tuple[float, float]:
 
 
 def descriptor_labels(task: str, size: int) -> list[str]:
-    """What the numbers of a descriptor are."""
-    if task.endswith("_omni"):
+    """Names of the dimensions of a task's descriptor."""
+    if task not in TASKS:
+        return [f"descriptor {i + 1}" for i in range(size)]
+    if robot(task).omni:
         return ["final x (m)", "final y (m)"]
     return ["share of steps on the foot"] if size == 1 else [f"foot {i + 1} on the ground" for i in range(size)]

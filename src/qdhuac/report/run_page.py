@@ -19,7 +19,7 @@ from qdhuac.report.tables import EVALUATED, evaluation_rows
 from qdhuac.store import repertoire
 from qdhuac.store.files import replace_file
 from qdhuac.store.run_folder import EVALUATION, REPERTOIRE, REPORT, RunDir
-from qdhuac.text import METRICS, duration, number, shown
+from qdhuac.text import METRICS, PHASES, duration, number, shown
 
 CURVES = {
     "qd_score": "QD score",
@@ -31,7 +31,9 @@ POLICY = "default-src 'none'; style-src 'unsafe-inline'; img-src data:"  # no sc
 ANIMATED = "3"  # seconds of the best individual
 PATIENCE = 300  # seconds for the process that films it
 MOST_POINTS = 1000  # of a curve: more cannot be seen
-Row = Mapping[str, Any]
+COUNTS = ("generation", "env_steps", "gradient_updates", "archive_size", "wall_s", "devices")
+STATISTICS = ("tried", "survived", "fitness", "gain")  # of each operator
+Row = dict[str, Any]
 
 STYLE = """
 :root { color-scheme: light dark; --ink: #1f2328; --soft: #646b75; --paper: #fff; --card: #f5f6f8; --line: #d9dce1 }
@@ -91,6 +93,7 @@ def render(
 ) -> str:
     """The page as HTML text. `film` is a GIF, or a sentence why there is none."""
     title = f"{settings.algorithm} on {settings.task.name}"
+    operators = found[1].get("operators", ()) if found else ()
     sections = [
         f"<h1>{escape(title)}</h1>",
         f'<p class="sub">{escape(name)} · preset {escape(settings.preset)} · physics {escape(settings.task.backend)} · '
@@ -101,9 +104,9 @@ def render(
         _archive(settings, found),
         _animation(film),
         _evaluation_table(evaluation),
-        _operators(rows),
+        _operators(rows, operators),
         _time(rows),
-        _diagnostics(rows),
+        _diagnostics(rows, operators),
         "<h2>Configuration</h2><details><summary>every key</summary>"
         f"<pre>{escape(config.to_toml(settings))}</pre></details>",
         f"<footer>Written by qdhuac {escape(__version__)} from metrics.jsonl, repertoire.safetensors and config.toml. "
@@ -196,10 +199,9 @@ def _animation(film: bytes | str) -> str:
     return f'<h2>The best individual</h2><figure class="narrow"><img alt="the robot moving" src="{picture}"></figure>'
 
 
-def _operators(rows: Sequence[Row]) -> str:
-    names = sorted({key.removesuffix("/tried") for row in rows for key in row if key.endswith("/tried")})
+def _operators(rows: Sequence[Row], names: Sequence[str]) -> str:
     table = []
-    for name in names:
+    for name in sorted(names):
         tried = [row.get(f"{name}/tried") or 0 for row in rows]
         if not sum(tried):
             continue
@@ -212,8 +214,7 @@ def _operators(rows: Sequence[Row]) -> str:
 
 
 def _time(rows: Sequence[Row]) -> str:
-    names = [key for key in rows[-1] if key.startswith("time_")]
-    totals = {name.removeprefix("time_"): sum(row.get(name) or 0.0 for row in rows) for name in names}
+    totals = {phase: sum(row.get(f"time_{phase}") or 0.0 for row in rows) for phase in PHASES}
     whole = sum(totals.values())
     if not whole:
         return ""
@@ -222,16 +223,12 @@ def _time(rows: Sequence[Row]) -> str:
     )
 
 
-def _diagnostics(rows: Sequence[Row]) -> str:
-    """Curves of the metrics that no other section shows: the learner's own."""
-    known = {"generation", "env_steps", "gradient_updates", "qd_score_auc", "wall_s", *CURVES}
-    names = {
-        key: key.replace("_", " ")
-        for row in (rows[0], rows[-1])
-        for key in row
-        if key not in known and "/" not in key and not key.startswith(("archive_", "time_"))
-        if not key.startswith(("rejected", "warning_", "count_skipped_")) or any(r.get(key) for r in rows)
-    }
+def _diagnostics(rows: Sequence[Row], operators: Sequence[str]) -> str:
+    """Curves of the metrics that no other section shows, unless they are 0 throughout."""
+    known = {*COUNTS, *METRICS, *CURVES, *(f"archive_{name}" for name in METRICS), *(f"time_{phase}" for phase in PHASES)}
+    known |= {f"{name}/{statistic}" for name in operators for statistic in STATISTICS}
+    names = {key: key.replace("_", " ") for key in (rows[0] | rows[-1]) if key not in known}
+    names = {key: label for key, label in names.items() if any(row.get(key) for row in rows)}
     return "<h2>Diagnostics</h2>" + _curves(rows, names) if names else ""
 
 

@@ -20,14 +20,13 @@ from qdhuac.errors import RunFailed
 from qdhuac.store.arrays import flatten, unflatten
 from qdhuac.store.run_folder import RunDir
 from qdhuac.tasks.base import Task
+from qdhuac.text import PHASES
 from qdhuac.training import distributed
 from qdhuac.training.display import Progress, Silent, mean
 from qdhuac.training.program import Program
 from qdhuac.training.recorder import Recorder
 from qdhuac.training.signals import Stop
 from qdhuac.types import Algorithm, Emission, Evaluation
-
-PHASES = {"ask": "asking", "evaluate": "evaluating", "tell": "telling", "learn": "learning"}
 
 
 class Trainer:
