@@ -1,5 +1,7 @@
 """The history: every archive of a run can be had again from it, and a stop or damage changes nothing."""
 
+import json
+
 import numpy as np
 import pytest
 from test_loop import StopAt
@@ -86,7 +88,8 @@ def test_damage_is_noticed_and_the_checkpoint_has_a_copy(make_runner):
 )
 def test_what_is_no_history_is_refused(make_runner, line):
     runner = make_runner()
-    (runner.folder.path / HISTORY).write_text(line + "\n")
+    row = json.loads(line)
+    runner.folder.append_history(row.pop("generation"), row)
     with pytest.raises(UserError, match="line 1"):
         runner.folder.read_history()
 

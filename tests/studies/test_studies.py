@@ -313,8 +313,11 @@ def test_metrics_with_a_gap_are_named_and_left_out(tmp_path, refused, damage, wo
         rows[3]["qd_score"] = None
     if damage == "backwards":
         rows[3]["env_steps"] = rows[2]["env_steps"]
-    text = "".join(json.dumps(row) + "\n" for row in rows)
-    path.write_text(text.replace('"generation": 3', '"gen') if damage == "torn" else text)
+    path.write_bytes(b"")
+    for row in rows:
+        RunDir.open(path.parent).append_metrics(row)
+    if damage == "torn":
+        path.write_text(path.read_text().replace('"generation": 3', '"gen'))
     message = refused(*STUDY, str(tmp_path))
     assert runs()[0].folder in message
     assert words in message

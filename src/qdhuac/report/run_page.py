@@ -225,7 +225,13 @@ def _time(rows: Sequence[Row]) -> str:
 
 def _diagnostics(rows: Sequence[Row], operators: Sequence[str]) -> str:
     """Curves of the metrics that no other section shows, unless they are 0 throughout."""
-    known = {*COUNTS, *METRICS, *CURVES, *(f"archive_{name}" for name in METRICS), *(f"time_{phase}" for phase in PHASES)}
+    known = {
+        *COUNTS,
+        *METRICS,
+        *CURVES,
+        *(f"archive_{name}" for name in METRICS),
+        *(f"time_{phase}" for phase in PHASES),
+    }
     known |= {f"{name}/{statistic}" for name in operators for statistic in STATISTICS}
     names = {key: key.replace("_", " ") for key in (rows[0] | rows[-1]) if key not in known}
     names = {key: label for key, label in names.items() if any(row.get(key) for row in rows)}
