@@ -22,7 +22,7 @@ from qdhuac.store.run import Policy, Run, load_run
 from qdhuac.store.run_folder import RunDir
 from qdhuac.tasks.base import Task
 from qdhuac.tasks.checks import watched
-from qdhuac.training import launch, loggers
+from qdhuac.training import launch
 from qdhuac.training.loggers import Logger
 
 
@@ -55,7 +55,6 @@ def train(
         KeyboardInterrupt: Ctrl-C; the run is saved first. A loop around this call ends too.
         SystemExit: SIGTERM or a closed terminal; the run is saved first.
     """
-    loggers.check(log)
     spec = specs.algorithm(algorithm)
     with watched(task) as checked:
         fixed: dict[str, Any] = {
@@ -93,7 +92,6 @@ def resume(
     Returns:
         The run, as `qdhuac.load` reads it.
     """
-    loggers.check(log)
     spec = None if algorithm is None else specs.algorithm(algorithm)
 
     def check(folder: RunDir, made: Config) -> None:

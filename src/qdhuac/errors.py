@@ -18,9 +18,9 @@ def reason(error: Exception) -> str:
 
 
 @contextlib.contextmanager
-def os_errors_as(kind: type[Exception], message: str) -> Iterator[None]:
-    """Raise an OSError of the block as `kind`, as `message` and the system's reason in brackets."""
+def os_errors_as(kind: type[Exception], message: str, after: str = "") -> Iterator[None]:
+    """Raise an OSError of the block as `kind`, with the system's reason in brackets between the two texts."""
     try:
         yield
     except OSError as error:
-        raise kind(f"{message} ({reason(error)})") from None
+        raise kind(f"{message} ({reason(error)}){after}") from None

@@ -12,7 +12,7 @@ from qdhuac.errors import UserError
 from qdhuac.store import repertoire
 from qdhuac.store.history import NEVER, rebuild
 from qdhuac.store.run_folder import HISTORY, RunDir
-from qdhuac.training.display import Silent
+from qdhuac.training.display import Progress
 from qdhuac.training.signals import Stop
 
 
@@ -28,7 +28,7 @@ def assert_equal_to_the_archive(history, generation, arrays):
 def test_every_generation_can_be_rebuilt(make_runner, kind):
     kept = {}
 
-    class Keep(Silent):
+    class Keep(Progress):
         def generation(self, line):
             runner.save()
             kept[line["generation"]] = repertoire.find(runner.folder)[0]

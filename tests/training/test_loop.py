@@ -18,7 +18,7 @@ from toys import ToyLearner, ToyTask, toy_algorithm
 from qdhuac.errors import RunFailed, UserError
 from qdhuac.store import checkpoint
 from qdhuac.store.run_folder import RunDir
-from qdhuac.training.display import Silent
+from qdhuac.training.display import Progress
 from qdhuac.training.signals import Stop
 
 
@@ -83,7 +83,7 @@ def test_killed_between_checkpoints_repeats_what_was_lost(make_runner):
     whole = make_runner("whole", learning=True)
     whole.run()
 
-    class Crash(Silent):
+    class Crash(Progress):
         def generation(self, line):
             if line["generation"] == 5:
                 raise MemoryError
@@ -136,7 +136,7 @@ def test_env_steps_are_a_goal_too(make_runner):
 def test_checkpoints_come_by_time_also_in_mid_learning(make_runner):
     names = []
 
-    class Watch(Silent):
+    class Watch(Progress):
         def phase(self, name, done=0, total=0):
             if name == "learning":
                 names.append(sorted(p.name for p in runner.folder.checkpoints.iterdir())[-1])

@@ -19,9 +19,8 @@ def add(parser: argparse.ArgumentParser) -> None:
 def run(arguments: argparse.Namespace) -> int:
     """Train on; returns the exit code."""
     wanted, together, path = changes(arguments), process(arguments.process), Path(arguments.run_dir)
-    from qdhuac.training import launch, loggers
+    from qdhuac.training import launch
 
-    loggers.check(arguments.log)
     outside = None if arguments.algorithm is None else specs.algorithm(arguments.algorithm)
     code = launch.resume(path, wanted, process=together, log=arguments.log, algorithm=outside)
     if code == 0 and together.rank == 0:

@@ -66,9 +66,8 @@ def run(arguments: argparse.Namespace) -> int:
     together = process(arguments.process)
     if arguments.seeds is not None and (together.of > 1 or settings.run.devices > 1):
         raise UserError("--seeds: runs side by side share one device; leave out --devices and --process")
-    from qdhuac.training import launch, loggers
+    from qdhuac.training import launch
 
-    loggers.check(arguments.log)
     path = _default_folder(settings) if arguments.run_dir is None else Path(arguments.run_dir)
     outside = specs.algorithm(settings.algorithm) if ":" in (arguments.algorithm or "") else None
     code = launch.train(settings, path, seeds=arguments.seeds, process=together, log=arguments.log, algorithm=outside)

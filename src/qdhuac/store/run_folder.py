@@ -175,7 +175,7 @@ class RunDir:
         """Return metrics and history to their content at a checkpoint, so that no generation is there twice."""
         for file in (METRICS, HISTORY):
             path, data = self.path / file, texts[file]
-            with os_errors_as(RunFailed, f"{path}: cannot be restored; the last checkpoint is intact"):
+            with os_errors_as(RunFailed, f"{path}: cannot be restored", "; the last checkpoint is intact"):
                 current = path.read_bytes() if path.is_file() else None
                 if current is None or not current.startswith(data):
                     self.notes.append(f"{path}: differs from the checkpoint's copy (edited or damaged?); restored")
