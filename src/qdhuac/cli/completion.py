@@ -15,13 +15,13 @@ def add(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Print the script; it is made from the parsers, so it knows what `--help` knows."""
+    """Print the script, which is made from the parsers of the commands."""
     print(_fish() if arguments.shell == "fish" else _bash(arguments.shell))
     return 0
 
 
 def commands() -> dict[str, argparse.ArgumentParser]:
-    """The parser of each command by its name."""
+    """Return the parser of each command by its name."""
     from qdhuac.cli import parser
 
     (found,) = (a.choices for a in parser()._actions if isinstance(a, argparse._SubParsersAction))
@@ -29,7 +29,7 @@ def commands() -> dict[str, argparse.ArgumentParser]:
 
 
 def values(action: argparse.Action) -> tuple[str, ...]:
-    """What can follow an option or stand as an argument, as far as it can be listed."""
+    """Return the known values of an option or argument."""
     found: Any = action.choices or getattr(action, "suggestions", ())
     return tuple(found)
 
@@ -59,7 +59,7 @@ def _bash(shell: str) -> str:
             f'  [ "$COMP_CWORD" = 1 ] && offers="{" ".join(commands())}"',
             '  COMPREPLY=($(compgen -W "$offers" -- "$cur"))',
             "}",
-            "complete -o default -F _qdhuac qdhuac",  # names of files where nothing else is known
+            "complete -o default -F _qdhuac qdhuac",  # file names where nothing else is known
         ]
     )
 
