@@ -1,4 +1,4 @@
-"""`report.html`: one page, without scripts or outside parts, from the stored files of a run alone."""
+"""`report.html`: a page from the stored files of a run, without scripts or links to other files."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from typing import Any
 
 from qdhuac import __version__, config
 from qdhuac.config import Config
-from qdhuac.errors import RunFailed, UserError
+from qdhuac.errors import RunFailed, UserError, os_errors_as
 from qdhuac.report.tables import EVALUATED, evaluation_rows
 from qdhuac.store import repertoire
 from qdhuac.store.files import replace_file
@@ -27,11 +27,16 @@ CURVES = {
     "max_fitness": "max fitness",
     "archive_mean_fitness": "mean fitness of the archive",
 }
-POLICY = "default-src 'none'; style-src 'unsafe-inline'; img-src data:"  # no script runs, nothing is fetched
-ANIMATED = "3"  # seconds of the best individual
-PATIENCE = 300  # seconds for the process that films it
-MOST_POINTS = 1000  # of a curve: more cannot be seen
-COUNTS = ("generation", "env_steps", "gradient_updates", "archive_size", "wall_s", "devices")
+POLICY = "default-src 'none'; style-src 'unsafe-inline'; img-src data:"  # no scripts, no requests
+FILM_SECONDS = "3"  # of the best individual
+FILM_TIMEOUT = 300  # seconds
+MOST_POINTS = 1000  # of a curve
+COUNTS = {
+    "archive_size": "archive size",
+    "env_steps": "environment steps",
+    "gradient_updates": "gradient updates",
+    "generation": "generations",
+}
 STATISTICS = ("tried", "survived", "fitness", "gain")  # of each operator
 Row = dict[str, Any]
 
@@ -62,7 +67,15 @@ summary { cursor: pointer; color: var(--soft) } footer { margin-top: 3rem; font-
 
 
 def write_report(folder: RunDir) -> Path:
-    """Write the page of a run and return where it is."""
+    """Write the report of a run.
+
+    Returns:
+        The path of the page.
+
+    Raises:
+        UserError: no generation has ended yet.
+        RunFailed: the page cannot be written.
+    """
     settings, rows = folder.read_config(), folder.read_metrics()
     if not rows:
         raise UserError(f"{folder.path}: no generation has ended yet, so there is nothing to report")
@@ -76,10 +89,8 @@ def write_report(folder: RunDir) -> Path:
     film = _film(folder) if known and found is not None and found[1].get("policy") and len(found[0]["fitness"]) else ""
     page = render(folder.path.absolute().name, settings, rows, found, _evaluation(folder), film)
     path = folder.path / REPORT
-    try:
+    with os_errors_as(RunFailed, f"{path}: cannot be written"):
         replace_file(path, page.encode())
-    except OSError as error:
-        raise RunFailed(f"{path}: cannot be written ({error.strerror})") from None
     return path
 
 
@@ -91,7 +102,7 @@ def render(
     evaluation: Row | None = None,
     film: bytes | str = "",
 ) -> str:
-    """The page as HTML text. `film` is a GIF, or a sentence why there is none."""
+    """Return the page as HTML. `film` is a GIF, or a sentence that says why there is none."""
     title = f"{settings.algorithm} on {settings.task.name}"
     operators = found[1].get("operators", ()) if found else ()
     sections = [
@@ -125,15 +136,10 @@ def render(
 
 def _tiles(rows: Sequence[Row]) -> str:
     last = rows[-1]
-    facts = [
-        *((label, shown(name, last.get(name))) for name, label in METRICS.items()),
-        ("archive size", number(last.get("archive_size"), whole=True)),
-        ("environment steps", number(last.get("env_steps"), whole=True)),
-        ("gradient updates", number(last.get("gradient_updates"), whole=True)),
-        ("generations", number(last.get("generation"), whole=True)),
-        ("wall time", duration(last.get("wall_s") or 0)),
-    ]
-    tiles = "".join(f'<div class="tile"><b>{escape(v)}</b><span>{escape(k)}</span></div>' for k, v in facts)
+    facts = {label: shown(name, last.get(name)) for name, label in METRICS.items()}
+    facts |= {label: number(last.get(name), whole=True) for name, label in COUNTS.items()}
+    facts["wall time"] = duration(last.get("wall_s") or 0)
+    tiles = "".join(f'<div class="tile"><b>{escape(v)}</b><span>{escape(k)}</span></div>' for k, v in facts.items())
     return f'<div class="tiles">{tiles}</div>'
 
 
@@ -144,7 +150,8 @@ def _curves(rows: Sequence[Row], names: Mapping[str, str]) -> str:
     steps = [row["env_steps"] for row in seen]
     out = []
     for key, label in names.items():
-        values = [_scaled(row.get(key), 100 if key == "coverage" else 1) for row in seen]
+        factor = 100 if key == "coverage" else 1
+        values = [None if (value := row.get(key)) is None else factor * value for row in seen]
         if any(v is not None for v in values):
             out.append(f"<figure>{figures.svg(figures.curve(steps, values, label))}</figure>")
     return f'<div class="curves">{"".join(out)}</div>'
@@ -169,17 +176,17 @@ def _archive(settings: Config, found: tuple[dict[str, Any], dict[str, Any]] | No
 
 
 def _film(folder: RunDir) -> bytes | str:
-    """A GIF of the best individual, or why there is none. In a process of its own: drawing can crash a process."""
+    """A GIF of the best individual, or why there is none. Made in another process, because OpenGL can crash it."""
     with tempfile.TemporaryDirectory() as where:
         output = Path(where) / "best.gif"
         command = [sys.executable, "-m", "qdhuac.cli", "render", str(folder.path.absolute())]
         try:
             done = subprocess.run(
-                [*command, "--output", str(output), "--seconds", ANIMATED],
+                [*command, "--output", str(output), "--seconds", FILM_SECONDS],
                 capture_output=True,
                 text=True,
                 errors="replace",
-                timeout=PATIENCE,
+                timeout=FILM_TIMEOUT,
                 check=False,
             )
             if done.returncode == 0:
@@ -218,14 +225,15 @@ def _time(rows: Sequence[Row]) -> str:
     whole = sum(totals.values())
     if not whole:
         return ""
-    return "<h2>Time</h2>" + _table(
-        ("phase", "total", "share"), [(name, duration(s), f"{100 * s / whole:.1f} %") for name, s in totals.items()]
-    )
+    table = [(phase, duration(seconds), f"{100 * seconds / whole:.1f} %") for phase, seconds in totals.items()]
+    return "<h2>Time</h2>" + _table(("phase", "total", "share"), table)
 
 
 def _diagnostics(rows: Sequence[Row], operators: Sequence[str]) -> str:
     """Curves of the metrics that no other section shows, unless they are 0 throughout."""
     known = {
+        "wall_s",
+        "devices",
         *COUNTS,
         *METRICS,
         *CURVES,
@@ -255,7 +263,7 @@ def _evaluation(folder: RunDir) -> Row | None:
 def _evaluation_table(evaluation: Row | None) -> str:
     if evaluation is None:
         return ""
-    head = f"<h2>Evaluated again, {int(evaluation['episodes'])} times each</h2>"
+    head = f"<h2>Evaluated again, {evaluation['episodes']} times each</h2>"
     return head + _table(("", "stored", "again"), evaluation_rows(evaluation))
 
 
@@ -266,13 +274,9 @@ def _table(heads: Iterable[str], rows: Iterable[Iterable[str]]) -> str:
 
 
 def _thinned(rows: Sequence[Row]) -> Sequence[Row]:
-    """At most about `MOST_POINTS` rows, the last one among them."""
+    """About `MOST_POINTS` rows at most, with the last one."""
     step = -(-len(rows) // MOST_POINTS)
     return rows if step == 1 else [*rows[:-1:step], rows[-1]]
-
-
-def _scaled(value: Any, factor: float) -> float | None:
-    return value * factor if isinstance(value, int | float) else None
 
 
 def _weighted(values: Sequence[float | None], weights: Sequence[float]) -> float | None:
