@@ -38,32 +38,8 @@ COUNTS = {
     "generation": "generations",
 }
 STATISTICS = ("tried", "survived", "fitness", "gain")  # of each operator
+STYLE = (Path(__file__).parent / "page.css").read_text(encoding="utf-8")
 Row = dict[str, Any]
-
-STYLE = """
-:root { color-scheme: light dark; --ink: #1f2328; --soft: #646b75; --paper: #fff; --card: #f5f6f8; --line: #d9dce1 }
-@media (prefers-color-scheme: dark) {
-  :root { --ink: #e6e8eb; --soft: #9aa2ad; --paper: #15181c; --card: #1e2228; --line: #343a43 }
-}
-body { font: 15px/1.5 system-ui, sans-serif; color: var(--ink); background: var(--paper); margin: 0 auto;
-  max-width: 62rem; padding: 2rem 1.25rem 4rem }
-h1 { font-size: 1.6rem; margin: 0; overflow-wrap: anywhere } h2 { font-size: 1.15rem; margin: 2.2rem 0 .8rem }
-p.sub, footer { color: var(--soft); margin: .2rem 0 1.4rem; overflow-wrap: anywhere }
-.tiles { display: grid; grid-template-columns: repeat(auto-fit, minmax(9rem, 1fr)); gap: .7rem }
-.tile, figure { background: var(--card); border-radius: .6rem; margin: 0 }
-.tile { padding: .7rem .9rem } .tile b { display: block; font-size: 1.3rem; font-weight: 600 }
-.tile span { color: var(--soft); font-size: .85rem }
-.curves { display: grid; grid-template-columns: repeat(auto-fit, minmax(min(26rem, 100%), 1fr)); gap: .8rem }
-figure { padding: .8rem; color: var(--soft) } figure svg { width: 100%; height: auto; display: block }
-figure img { display: block; max-width: 100%; margin: 0 auto }
-figure.narrow svg { max-width: 40rem; margin: 0 auto }
-.wide { overflow-x: auto }
-table { border-collapse: collapse; width: 100% } th, td { padding: .35rem .6rem; text-align: right }
-th { color: var(--soft); font-weight: 500; border-bottom: 1px solid var(--line) }
-th:first-child, td:first-child { text-align: left } tr + tr td { border-top: 1px solid var(--line) }
-pre { background: var(--card); border-radius: .6rem; padding: 1rem; overflow-x: auto; font-size: .85rem }
-summary { cursor: pointer; color: var(--soft) } footer { margin-top: 3rem; font-size: .85rem }
-"""
 
 
 def write_report(folder: RunDir) -> Path:
@@ -241,9 +217,8 @@ def _diagnostics(rows: Sequence[Row], operators: Sequence[str]) -> str:
         *(f"time_{phase}" for phase in PHASES),
     }
     known |= {f"{name}/{statistic}" for name in operators for statistic in STATISTICS}
-    names = {key: key.replace("_", " ") for key in (rows[0] | rows[-1]) if key not in known}
-    names = {key: label for key, label in names.items() if any(row.get(key) for row in rows)}
-    return "<h2>Diagnostics</h2>" + _curves(rows, names) if names else ""
+    names = [key for key in rows[0] | rows[-1] if key not in known and any(row.get(key) for row in rows)]
+    return "<h2>Diagnostics</h2>" + _curves(rows, {key: key.replace("_", " ") for key in names}) if names else ""
 
 
 def _evaluation(folder: RunDir) -> Row | None:

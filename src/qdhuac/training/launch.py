@@ -69,7 +69,10 @@ def train(settings: Config, path: Path, *, seeds: int | None = None, **options: 
             if os.path.lexists(path):
                 raise UserError(f"--run-dir {path}: exists already; name a new folder, or: qdhuac resume {path}")
             numbers = range(settings.run.seed, settings.run.seed + seeds)
-            wanted = {path / f"{SEED}{n}": _with(settings, {"run.seed": n}, options) for n in numbers}
+            each = [
+                specs.validate(config.replace(settings, {"run.seed": n}), options.get("algorithm")) for n in numbers
+            ]
+            wanted = {path / f"{SEED}{one.run.seed}": one for one in each}
         runs: list[tuple[Config, RunDir]] = []
         try:
             for where, one in wanted.items():
@@ -128,11 +131,6 @@ def _side_by_side(path: Path) -> list[Path]:
     with contextlib.suppress(OSError, ValueError):  # not a possible path
         return sorted(path.glob(f"{SEED}*"), key=lambda one: (len(one.name), one.name))
     return []
-
-
-def _with(settings: Config, values: Mapping[str, Any], options: Options) -> Config:
-    """The configuration with some keys changed."""
-    return specs.validate(config.replace(settings, values), options.get("algorithm"))
 
 
 def _change(settings: Config, changes: Mapping[str, Any], algorithm: AlgorithmSpec | None) -> Config:
@@ -240,10 +238,10 @@ def _done(settings: Config, record: dict[str, Any]) -> str:
         raise UserError("the newest checkpoint has other counters than this version of qdhuac") from None
     # A run that was stopped while learning has made its last steps, but not all of their updates.
     steps_reached = not record.get("pending") and 0 < goal.env_steps <= env_steps
-    if 0 < goal.generations <= generations or steps_reached:
-        return (
-            f"nothing left to do: the run has done {generations} generations and {env_steps} steps, and its goal is "
-            f"run.generations={goal.generations}, run.env_steps={goal.env_steps} (0: none); "
-            "give a larger --generations or --env-steps"
-        )
-    return ""
+    if not (0 < goal.generations <= generations or steps_reached):
+        return ""
+    return (
+        f"nothing left to do: the run has made {generations} generations and {env_steps} steps, and its goal is "
+        f"run.generations={goal.generations}, run.env_steps={goal.env_steps} (0: none); "
+        "give a larger --generations or --env-steps"
+    )

@@ -49,7 +49,7 @@ class Pending:
 
 
 class Recorder:
-    """Counters, metrics, history and checkpoints of a run.
+    """Counts, writes and saves a run.
 
     Args:
         config: its configuration.
@@ -73,9 +73,8 @@ class Recorder:
     def finished(self) -> bool:
         """The run has reached its goal."""
         goal, done = self.config.run, self.counters
-        return 0 < goal.generations <= done.generation or (
-            self.pending is None and 0 < goal.env_steps <= done.env_steps
-        )
+        steps_reached = self.pending is None and 0 < goal.env_steps <= done.env_steps
+        return 0 < goal.generations <= done.generation or steps_reached
 
     def start_clock(self) -> None:
         """Measure wall time, and the time since the last checkpoint, from now on."""
@@ -257,15 +256,15 @@ class Recorder:
 
     def _metadata(self) -> dict[str, Any]:
         """The metadata of the repertoire."""
-        task, policy = self._task, self._task.policy
+        spec, policy = self._task.spec, self._task.policy
         return {
             "task": dataclasses.asdict(self.config.task),
             "algorithm": self.config.algorithm,
             "operators": self._algorithm.operators,
-            "policy": dataclasses.asdict(policy) if policy is not None else None,
-            "descriptor_bounds": task.spec.descriptor_bounds,
-            "action_bounds": task.spec.action_bounds,
-            "reward_offset": task.spec.reward_offset,
+            "policy": None if policy is None else dataclasses.asdict(policy),
+            "descriptor_bounds": spec.descriptor_bounds,
+            "action_bounds": spec.action_bounds,
+            "reward_offset": spec.reward_offset,
             "generation": self.counters.generation,
             "env_steps": self.counters.env_steps,
             "versions": versions(),
