@@ -153,7 +153,7 @@ def test_too_many_failed_evaluations_end_the_run(make_runner, source):
         runner.run()
     assert [row["rejected"] for row in lines(runner.folder.path)] == [1, 1, 1, 1]
     assert np.isfinite(runner.state.algorithm.archive.fitness).sum() > 0
-    assert checkpoint.load(runner.folder.checkpoints).record["counters"]["failures"] == 4
+    assert checkpoint.load(runner.folder.checkpoints).record["counters"]["failures"] == {source: 4}
 
 
 class BrokenLearner(ToyLearner):

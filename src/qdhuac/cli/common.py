@@ -136,9 +136,9 @@ def write_reports(path: Path) -> None:
     """Write and print the path of the report of a run, or of each of several seeds."""
     from qdhuac.report.run_page import write_report
     from qdhuac.store.run_folder import RunDir
-    from qdhuac.training.launch import SEED
+    from qdhuac.training.launch import side_by_side
 
-    for one in sorted(path.glob(f"{SEED}*"), key=lambda one: (len(one.name), one.name)) or [path]:
+    for one in side_by_side(path) or [path]:
         folder = RunDir.open(one)
         print(f"report: {write_report(folder)}", flush=True)
         warn(folder.notes)

@@ -77,7 +77,6 @@ class Run:
     @property
     def policies(self) -> list[Policy]:
         """All policies in the order of the archive."""
-        self.require_individuals()
         return [self.policy(i) for i in range(len(self))]
 
     @property

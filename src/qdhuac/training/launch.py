@@ -108,11 +108,11 @@ def resume(
     process, algorithm = options.get("process", ALONE), options.get("algorithm")
     with contextlib.ExitStack() as stack:
         if process.rank:
-            RunDir.open((_side_by_side(path) or [path])[0])  # refuses a folder that is not a run
+            RunDir.open((side_by_side(path) or [path])[0])  # refuses a folder that is not a run
             copy = Path(stack.enter_context(tempfile.TemporaryDirectory())) / "run"
             with os_errors_as(RunFailed, f"{path}: cannot be copied to {copy.parent}"):
                 path = Path(shutil.copytree(path, copy))
-        folders = [stack.enter_context(RunDir.open(one)) for one in _side_by_side(path) or [path]]
+        folders = [stack.enter_context(RunDir.open(one)) for one in side_by_side(path) or [path]]
         for folder in folders:
             folder.lock()
         runs = [(_change(folder.read_config(), changes, algorithm), folder) for folder in folders]
@@ -126,8 +126,8 @@ def resume(
         return _run(runs, path, False, options)
 
 
-def _side_by_side(path: Path) -> list[Path]:
-    """The folders that `train --seeds` made in `path`, by seed; none if this is another kind of folder."""
+def side_by_side(path: Path) -> list[Path]:
+    """Return the folders that `train --seeds` made in `path`, by seed, or no folders if it is a single run."""
     with contextlib.suppress(OSError, ValueError):  # not a possible path
         return sorted(path.glob(f"{SEED}*"), key=lambda one: (len(one.name), one.name))
     return []

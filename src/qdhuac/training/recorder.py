@@ -32,8 +32,7 @@ class Counters:
     qd_score: float = 0.0
     qd_score_auc: float = 0.0
     wall_s: float = 0.0
-    failures: int = 0
-    failures_by_source: dict[str, int] = dataclasses.field(default_factory=dict)
+    failures: dict[str, int] = dataclasses.field(default_factory=dict)  # by source
     warnings: dict[str, dict[str, Any]] = dataclasses.field(default_factory=dict)  # by symptom, see metrics.symptoms
 
 
@@ -213,14 +212,12 @@ class Recorder:
     @property
     def too_many_failures(self) -> str:
         """The error of a run that has exceeded its budget of failures, with their main source; else empty."""
-        done, budget = self.counters, self.config.run.failure_budget
-        if done.failures <= budget:
+        counts, budget = self.counters.failures, self.config.run.failure_budget
+        if (total := sum(counts.values())) <= budget:
             return ""
-        worst = max(done.failures_by_source, key=done.failures_by_source.__getitem__)
-        return (
-            f"{done.failures} evaluations or updates were not finite (run.failure_budget={budget}), most of them "
-            f"in: {worst} ({done.failures_by_source[worst]})"
-        )
+        worst = max(counts, key=counts.__getitem__)
+        bad = f"{total} evaluations or updates were not finite (run.failure_budget={budget})"
+        return f"{bad}, most of them in: {worst} ({counts[worst]})"
 
     @property
     def warnings(self) -> list[str]:
@@ -231,12 +228,10 @@ class Recorder:
         ]
 
     def _count_failures(self, sources: Mapping[str, Any]) -> None:
-        """Add to the failures, in total and by source."""
-        done = self.counters
+        counts = self.counters.failures
         for source, n in sources.items():
             if n:
-                done.failures += int(n)
-                done.failures_by_source[source] = done.failures_by_source.get(source, 0) + int(n)
+                counts[source] = counts.get(source, 0) + int(n)
 
     def _check_health(self, line: dict[str, Any]) -> dict[str, int]:
         """Check for divergence, and warn once per symptom. Returns the metrics `warning_...`."""
