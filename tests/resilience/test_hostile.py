@@ -219,6 +219,7 @@ def test_a_repertoire_that_makes_no_sense(run):
         ),
         ({}, {"descriptor_bounds": [[0], [1]]}, "descriptor bounds"),
         ({}, [], "not an object"),
+        ({}, corrupt.METADATA | {"operators": [{}]}, "operators are not names"),
         ({f"{genotypes}/y": arrays[genotypes]}, corrupt.METADATA, "no tree"),
     ):
         repertoire.write(run / REPERTOIRE, arrays | changes, metadata)

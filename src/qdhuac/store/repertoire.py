@@ -120,6 +120,9 @@ def _check(arrays: Mapping[str, np.ndarray], metadata: Any) -> None:
         raise ValueError("its arrays do not fit together")
     if bounds.shape != (2, descriptor.shape[1]) or not np.isfinite(bounds).all():
         raise ValueError("its descriptor bounds do not fit its descriptors")
+    operators = metadata.get("operators", [])
+    if not isinstance(operators, list) or not all(isinstance(name, str) for name in operators):
+        raise ValueError("its operators are not names")
     if not all(np.isfinite(a).all() for a in (fitness, descriptor)):
         raise ValueError("its fitness or descriptors are not finite")
     names = {name for name in arrays if name.split("/")[0] == "genotypes"}
