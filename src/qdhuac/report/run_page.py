@@ -100,12 +100,23 @@ def render(
         "QD score, coverage and max fitness are measured on one grid of 1024 cells that every algorithm shares."
         "</footer>",
     ]
+    return document(f"{title} · {name}", sections)
+
+
+def document(title: str, sections: Iterable[str], style: str = "") -> str:
+    """Return a page as HTML.
+
+    Args:
+        title: the title as text.
+        sections: the content as HTML; empty ones are left out.
+        style: more rules for the style sheet.
+    """
     return (
         '<!doctype html>\n<html lang="en"><head><meta charset="utf-8">'
         '<meta name="viewport" content="width=device-width, initial-scale=1">'
         f'<meta http-equiv="Content-Security-Policy" content="{POLICY}">'
-        f"<title>{escape(title)} · {escape(name)}</title><style>{STYLE}</style></head>\n<body>\n"
-        + "\n".join(s for s in sections if s)
+        f"<title>{escape(title)}</title><style>{STYLE}{style}</style></head>\n<body>\n"
+        + "\n".join(section for section in sections if section)
         + "\n</body></html>\n"
     )
 
@@ -193,7 +204,7 @@ def _operators(rows: Sequence[Row], names: Sequence[str]) -> str:
         counts = (number(sum(tried), whole=True), number(survived, whole=True), f"{100 * survived / sum(tried):.1f} %")
         table.append((name, *counts, *map(number, means)))
     heads = ("operator", "tried", "survived", "survival", "mean fitness", "mean gain over the parent")
-    return "<h2>Operators</h2>" + _table(heads, table) if table else ""
+    return "<h2>Operators</h2>" + html_table(heads, table) if table else ""
 
 
 def _time(rows: Sequence[Row]) -> str:
@@ -202,7 +213,7 @@ def _time(rows: Sequence[Row]) -> str:
     if not whole:
         return ""
     table = [(phase, duration(seconds), f"{100 * seconds / whole:.1f} %") for phase, seconds in totals.items()]
-    return "<h2>Time</h2>" + _table(("phase", "total", "share"), table)
+    return "<h2>Time</h2>" + html_table(("phase", "total", "share"), table)
 
 
 def _diagnostics(rows: Sequence[Row], operators: Sequence[str]) -> str:
@@ -239,10 +250,11 @@ def _evaluation_table(evaluation: Row | None) -> str:
     if evaluation is None:
         return ""
     head = f"<h2>Evaluated again, {evaluation['episodes']} times each</h2>"
-    return head + _table(("", "stored", "again"), evaluation_rows(evaluation))
+    return head + html_table(("", "stored", "again"), evaluation_rows(evaluation))
 
 
-def _table(heads: Iterable[str], rows: Iterable[Iterable[str]]) -> str:
+def html_table(heads: Iterable[str], rows: Iterable[Iterable[str]]) -> str:
+    """Return a table of texts as HTML."""
     head = "".join(f"<th>{escape(h)}</th>" for h in heads)
     body = "".join("<tr>" + "".join(f"<td>{escape(cell)}</td>" for cell in row) + "</tr>" for row in rows)
     return f'<div class="wide"><table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table></div>'
