@@ -220,7 +220,7 @@ def test_a_repertoire_that_makes_no_sense(run):
         ({}, {"descriptor_bounds": [[0], [1]]}, "descriptor bounds"),
         ({}, [], "not an object"),
         ({}, corrupt.METADATA | {"operators": [{}]}, "operators are not names"),
-        ({f"{genotypes}/y": arrays[genotypes]}, corrupt.METADATA, "no tree"),
+        ({f"{genotypes}/y": arrays[genotypes]}, corrupt.METADATA, "not a tree"),
     ):
         repertoire.write(run / REPERTOIRE, arrays | changes, metadata)
         with pytest.raises(UserError, match=words):
