@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import re
 import sys
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -32,8 +32,21 @@ def add_run_dir(parser: argparse.ArgumentParser, **options: Any) -> None:
 
 def add_seed(parser: argparse.ArgumentParser) -> None:
     """Add `--seed` for commands that simulate episodes of a finished run."""
-    kind = whole(0, 2**31 - 1)
-    parser.add_argument("--seed", type=kind, default=0, metavar="N", help="seed of the episodes, default 0")
+    add_number(parser, "--seed", "seed of the episodes, default 0", low=0, high=2**31 - 1, default=0)
+
+
+def add_number(
+    parser: argparse.ArgumentParser, flag: str, text: str, *, low: int = 1, high: int, default: int | None = None
+) -> None:
+    """Add an option that takes a whole number from `low` to `high`; `text` is its help."""
+
+    def parse(text: str) -> int:
+        number = value(text)
+        if type(number) is not int or not low <= number <= high:
+            raise argparse.ArgumentTypeError(f"expected a whole number from {low} to {high}, got {text!r}")
+        return number
+
+    parser.add_argument(flag, type=parse, default=default, metavar="N", help=text)
 
 
 def add_training(parser: argparse.ArgumentParser, settable: str) -> None:
@@ -41,8 +54,8 @@ def add_training(parser: argparse.ArgumentParser, settable: str) -> None:
     parser.add_argument("--generations", dest="run.generations", metavar="N", help="stop after N generations")
     parser.add_argument("--env-steps", dest="run.env_steps", metavar="N", help="stop after N environment steps")
     parser.add_argument("--devices", dest="run.devices", metavar="N", help="use N devices of this machine, default 1")
-    together = "this is process I of N that make one run together; process 0 listens at HOST:PORT"
-    parser.add_argument("--process", metavar="I/N@HOST:PORT", help=together)
+    together = "this is process RANK, from 0, of COUNT that make one run together; process 0 listens at HOST:PORT"
+    parser.add_argument("--process", metavar="RANK/COUNT@HOST:PORT", help=together)
     log = "also log metrics to tensorboard or wandb (extras of that name)"
     add_open_choice(parser, "--log", ("tensorboard", "wandb"), metavar="NAME", help=log)
     parser.add_argument("--set", nargs="+", action="extend", default=[], metavar="KEY=VALUE", help=settable)
@@ -65,18 +78,6 @@ def changes(arguments: argparse.Namespace) -> dict[str, Any]:
 def value(text: str) -> Any:
     """Read a value as `--set` does."""
     return config.parse_assignments([f"v={text}"])["v"]
-
-
-def whole(low: int, high: int) -> Callable[[str], int]:
-    """Return the `type` of an option that takes a whole number between two bounds."""
-
-    def parse(text: str) -> int:
-        number = value(text)
-        if type(number) is not int or not low <= number <= high:
-            raise argparse.ArgumentTypeError(f"expected a whole number from {low} to {high}, got {text!r}")
-        return number
-
-    return parse
 
 
 def process(text: str | None) -> Process:

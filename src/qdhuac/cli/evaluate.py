@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import argparse
 
-from qdhuac.cli.common import add_run_dir, add_seed, load, whole
+from qdhuac.cli.common import add_number, add_run_dir, add_seed, load
 
 
 def add(parser: argparse.ArgumentParser) -> None:
     """The options of `qdhuac evaluate`."""
     add_run_dir(parser)
-    episodes = whole(1, 100_000)
-    parser.add_argument("--episodes", type=episodes, default=8, metavar="N", help="episodes per individual, default 8")
+    add_number(parser, "--episodes", "episodes per individual, default 8", high=100_000, default=8)
     add_seed(parser)
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
-from qdhuac.cli.common import add_policy, add_run_dir, add_seed, choose, file_name, load, require_robot, whole
+from qdhuac.cli.common import add_number, add_policy, add_run_dir, add_seed, choose, file_name, load, require_robot
 from qdhuac.errors import UserError
 
 
@@ -15,8 +15,7 @@ def add(parser: argparse.ArgumentParser) -> None:
     add_policy(parser, "best")
     parser.add_argument("--output", metavar="FILE", help="a file that ends in .mp4 or .gif; default RUN_DIR/best.mp4")
     add_seed(parser)
-    seconds = whole(1, 100_000)
-    parser.add_argument("--seconds", type=seconds, metavar="N", help="simulated time; default the whole episode")
+    add_number(parser, "--seconds", "simulated time; default the whole episode", high=100_000)
 
 
 def run(arguments: argparse.Namespace) -> int:

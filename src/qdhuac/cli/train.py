@@ -10,7 +10,7 @@ import tomli_w
 
 from qdhuac import config
 from qdhuac.algorithms import specs
-from qdhuac.cli.common import add_open_choice, add_training, changes, process, whole, write_reports
+from qdhuac.cli.common import add_number, add_open_choice, add_training, changes, process, write_reports
 from qdhuac.config import OWN, Config
 from qdhuac.errors import UserError, reason
 from qdhuac.tasks.robots import TASKS
@@ -29,8 +29,7 @@ def add(parser: argparse.ArgumentParser) -> None:
         text = f"default {default}; one of: {', '.join(values)}{more}"
         add_open_choice(parser, flag, values, dest=dest, metavar="NAME", help=text)
     parser.add_argument("--seed", dest="run.seed", metavar="N", help="seed of everything random, default 0")
-    text = "train N seeds side by side in one program, from --seed on"
-    parser.add_argument("--seeds", type=whole(1, 1000), metavar="N", help=text)
+    add_number(parser, "--seeds", "train N seeds side by side in one program, from --seed on", high=1000)
     text = "start from the configuration in a file, such as that of a run folder; other options change it"
     parser.add_argument("--config", metavar="FILE.toml", help=text)
     parser.add_argument("--run-dir", metavar="DIR", help="a new folder; default runs/<algorithm>-<task>-s<seed>-<time>")

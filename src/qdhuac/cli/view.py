@@ -8,7 +8,7 @@ import socket
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from qdhuac.cli.common import add_run_dir, require_robot, warn, whole
+from qdhuac.cli.common import add_number, add_run_dir, require_robot, warn
 from qdhuac.errors import UserError, os_errors_as
 
 if TYPE_CHECKING:
@@ -18,8 +18,7 @@ if TYPE_CHECKING:
 def add(parser: argparse.ArgumentParser) -> None:
     """The options of `qdhuac view`."""
     add_run_dir(parser, nargs="?", help="default: the newest run in runs/")
-    port = whole(1, 65535)
-    parser.add_argument("--port", type=port, default=8080, metavar="N", help="port on this machine, default 8080")
+    add_number(parser, "--port", "port on this machine, default 8080", high=65535, default=8080)
     parser.add_argument("--no-browser", action="store_true", help="print the address, but do not open a browser")
 
 

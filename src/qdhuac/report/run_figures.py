@@ -17,27 +17,29 @@ from qdhuac.tasks.robots import TASKS, robot
 
 ACCENT = "#2f7ed8"
 _INK = "#7a7f87"  # readable on white and on black; replaced by the page's text colour in SVG
-_STYLE: dict[str, Any] = {
-    "font.size": 9,
+BASE: dict[str, Any] = {  # of all figures
     "font.family": "sans-serif",
+    "axes.spines.top": False,
+    "axes.spines.right": False,
+    "axes.grid": True,
+    "axes.axisbelow": True,
+    "text.parse_math": False,
+    "svg.fonttype": "none",
+    "svg.hashsalt": "qdhuac",
+}
+_STYLE = BASE | {
+    "font.size": 9,
     "axes.edgecolor": _INK,
     "axes.labelcolor": _INK,
     "axes.titlecolor": _INK,
     "axes.titlesize": 10,
     "axes.titlelocation": "left",
-    "axes.spines.top": False,
-    "axes.spines.right": False,
-    "axes.grid": True,
-    "axes.axisbelow": True,
     "grid.color": _INK,
     "grid.alpha": 0.2,
     "grid.linewidth": 0.6,
     "text.color": _INK,
-    "text.parse_math": False,
     "xtick.color": _INK,
     "ytick.color": _INK,
-    "svg.fonttype": "none",
-    "svg.hashsalt": "qdhuac",
 }
 
 
