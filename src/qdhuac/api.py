@@ -1,4 +1,4 @@
-"""Runs on a task that is not part of the package: what `train` and `resume` are on the command line."""
+"""Functions for tasks of the user's own: `qdhuac train`, `resume`, `evaluate`, `render` and `view` in Python."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from qdhuac.store.run import Policy, Run, load_run
 from qdhuac.store.run_folder import RunDir
 from qdhuac.tasks.base import Task
 from qdhuac.tasks.checks import watched
-from qdhuac.training import launch, loggers
+from qdhuac.training import launch
 from qdhuac.training.loggers import Logger
 
 
@@ -35,27 +35,26 @@ def train(
     settings: Mapping[str, Any] | None = None,
     log: str | Logger | None = None,
 ) -> Run:
-    """Train on a task of your own and write the report.
+    """Train on a task of your own, and write the report.
 
     Args:
-        task: how a policy is evaluated; see `qdhuac.tasks.Task`.
+        task: evaluates genotypes; see `qdhuac.tasks.Task`.
         run_dir: a folder that does not exist yet.
-        algorithm: one of `qdhuac.algorithms.ALGORITHMS`, or `package.module:NAME` of one of your own, or its
-            `AlgorithmSpec`.
+        algorithm: a name in `qdhuac.algorithms.ALGORITHMS`; for one of your own its `AlgorithmSpec`, or
+            `package.module:NAME` of it.
         preset: one of the algorithm's presets.
         settings: values of configuration keys, such as `{"run.env_steps": 50_000}`.
-        log: "tensorboard", "wandb", or any object with `generation(line)` and `close()`: metrics go there as well.
+        log: "tensorboard", "wandb", or an object with `generation(line)` and `close()`, which receives the metrics.
 
     Returns:
-        The run, as `qdhuac.load` reads it. It has reached its goal.
+        The finished run, as `qdhuac.load` reads it.
 
     Raises:
-        UserError: an option or a result of the task is not what it must be; nothing has been trained.
-        RunFailed: the run cannot continue, such as when the disk is full; what was trained is saved.
-        KeyboardInterrupt: Ctrl-C; the run is saved first. A loop around this call ends too.
-        SystemExit: SIGTERM or a closed terminal; the run is saved first.
+        UserError: an argument or a result of the task is not valid.
+        RunFailed: the run cannot continue, for example because the disk is full. The last checkpoint is intact.
+        KeyboardInterrupt: Ctrl-C was pressed. The run is saved.
+        SystemExit: SIGTERM was received or the terminal was closed. The run is saved.
     """
-    loggers.check(log)
     spec = specs.algorithm(algorithm)
     with watched(task) as checked:
         fixed: dict[str, Any] = {
@@ -80,20 +79,19 @@ def resume(
     algorithm: str | AlgorithmSpec | None = None,
     log: str | Logger | None = None,
 ) -> Run:
-    """Continue a run of `train`, also beyond its first goal. Raises what `train` raises.
+    """Continue a run of `train`, also beyond its first goal. Raises the errors of `train`.
 
     Args:
         task: the task that the run was started with.
         run_dir: the folder of the run.
-        settings: keys of section `run` that change, such as `{"run.env_steps": 100_000}`. An archive of your own is
-            given again as `archive.kind`: a name that is stored in a file is never imported.
-        algorithm: given again if it is one of your own, for the same reason.
+        settings: new values of keys in section `run`, such as `{"run.env_steps": 100_000}`. An archive of your own
+            must be given again as `archive.kind`, because a name in a file is never imported.
+        algorithm: must be given again if it is one of your own, for the same reason.
         log: as for `train`.
 
     Returns:
-        The run, as `qdhuac.load` reads it.
+        The finished run, as `qdhuac.load` reads it.
     """
-    loggers.check(log)
     spec = None if algorithm is None else specs.algorithm(algorithm)
 
     def check(folder: RunDir, made: Config) -> None:
@@ -110,10 +108,16 @@ def resume(
 
 
 def evaluate(task: Task, run_dir: str | os.PathLike[str], *, episodes: int = 8, seed: int = 0) -> dict[str, Any]:
-    """Evaluate the archive of a run again, as `qdhuac evaluate` does; `evaluation.json` is written to the run folder.
+    """Evaluate the archive of a run again, and write the result to `evaluation.json` in the run folder.
+
+    Args:
+        task: the task of the run, or one with the same spaces.
+        run_dir: the folder of the run.
+        episodes: how many of each individual.
+        seed: seed of the episodes' starts.
 
     Returns:
-        The stored archive beside its re-evaluation, as a whole and per individual.
+        Metrics of the stored archive and of its re-evaluation, as a whole and per individual.
     """
     from qdhuac.training import evaluation
 
@@ -131,9 +135,15 @@ def render(
     seed: int = 0,
     seconds: float | None = None,
 ) -> None:
-    """Film an episode of the best policy of a run, or of another one, as an .mp4 or .gif.
+    """Film an episode of a policy.
 
-    The task needs a MuJoCo model: see `qdhuac.tasks.Viewable`.
+    Args:
+        task: a task with a MuJoCo model; see `qdhuac.tasks.Viewable`.
+        run_dir: the folder of the run.
+        output: a file that ends in .mp4 or .gif.
+        policy: a policy of the run; None: the best.
+        seed: seed of the episode's start.
+        seconds: simulated time; None: the whole episode.
     """
     from qdhuac.view import trajectory, video
 
@@ -144,7 +154,7 @@ def render(
 
 
 def show(task: Task, run_dir: str | os.PathLike[str], port: int = 8080) -> None:
-    """Show a run in the browser until Ctrl-C. The task needs a MuJoCo model: see `qdhuac.tasks.Viewable`."""
+    """Explore a run in the browser until Ctrl-C. The task needs a MuJoCo model: see `qdhuac.tasks.Viewable`."""
     from qdhuac.view import explorer, trajectory
 
     require("plotly", "view")
@@ -152,7 +162,7 @@ def show(task: Task, run_dir: str | os.PathLike[str], port: int = 8080) -> None:
 
 
 def _run_of(task: Task, run_dir: str | os.PathLike[str]) -> Run:
-    """The run, if it has individuals and the task is like the one that it was trained on."""
+    """Read a run. Raises UserError if its archive is empty, or if the task does not fit."""
     run = load_run(run_dir)
     run.require_individuals()
     _check_spaces(run.folder, task)
@@ -160,7 +170,7 @@ def _run_of(task: Task, run_dir: str | os.PathLike[str]) -> Run:
 
 
 def _unless_stopped(code: int, run_dir: str | os.PathLike[str]) -> Run:
-    """The run and its report. One that was stopped stops its caller too, who may be in the middle of a loop."""
+    """Return the run and write its report. A stop is raised, so that a loop over seeds ends too."""
     if code == 128 + signal.SIGINT:
         raise KeyboardInterrupt(f"{os.fspath(run_dir)} is saved")
     if code:
@@ -171,7 +181,7 @@ def _unless_stopped(code: int, run_dir: str | os.PathLike[str]) -> Run:
 
 
 def _check_spaces(folder: RunDir, task: Task) -> None:
-    """Refuse a task whose observations, actions or descriptors are not those that the run began with."""
+    """Raise UserError if the task has other observations, actions or descriptors than the run."""
     try:
         metadata = repertoire.find(folder)[1]
     except UserError:  # nothing has been saved yet
@@ -183,6 +193,6 @@ def _check_spaces(folder: RunDir, task: Task) -> None:
     }
     trained = {**metadata, **(metadata.get("policy") or {})}
     for name, value in now.items():
-        plain = json.loads(json.dumps(value))  # as it was stored: lists, not tuples
+        plain = json.loads(json.dumps(value))  # as it is stored: lists in place of tuples
         if name in trained and trained[name] != plain:
             raise UserError(f"{name}: the run was trained with {trained[name]}, but the task has {plain}")

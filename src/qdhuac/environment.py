@@ -1,7 +1,4 @@
-"""The environment that a process runs in: versions, optional packages, silence about known chatter, JAX's set-up.
-
-Imports nothing heavy.
-"""
+"""Versions, optional packages, known messages of other packages, and the set-up of JAX. Imports nothing heavy."""
 
 from __future__ import annotations
 
@@ -26,7 +23,7 @@ COMPUTING = ("numpy", "jax", "jaxlib", "mujoco", "mujoco-mjx")
 
 
 def versions() -> dict[str, str]:
-    """Of qdhuac, Python, and the packages that decide whether a result can be had again."""
+    """Return the versions of qdhuac, Python, and the packages that affect results."""
     packages = {name: importlib.metadata.version(name) for name in COMPUTING}
     return {"qdhuac": qdhuac.__version__, "python": platform.python_version(), **packages}
 
@@ -35,16 +32,15 @@ def versions() -> dict[str, str]:
 
 
 def require(module: str, extra: str) -> Any:
-    """Import an optional package; a UserError that says how to install it if it is missing."""
+    """Import an optional package. Raises UserError if it is missing, with the command that installs it."""
     try:
         return importlib.import_module(module)
     except ImportError:
         raise UserError(f"{module}: not installed; make setup-{extra} or pip install '.[{extra}]' gets it") from None
 
 
-# Known chatter of MJX and MuJoCo. Importing MJX prints that warp is missing, and MuJoCo reports a deprecated model
-# attribute on stderr and in a file MUJOCO_LOG.TXT that it drops into the working directory. Whatever is not on these
-# lists still reaches the user.
+# Messages that are hidden: MJX prints that warp is missing when it is imported, and MuJoCo reports a deprecated
+# attribute of models on stderr and in a file MUJOCO_LOG.TXT in the working directory. All other messages are shown.
 
 _PRINTED = ("Failed to import warp", "Failed to import mujoco_warp")
 _MUJOCO = ("compiler attribute 'settotalmass' is deprecated",)
@@ -52,7 +48,7 @@ _MUJOCO = ("compiler attribute 'settotalmass' is deprecated",)
 
 @contextlib.contextmanager
 def quiet_imports() -> Iterator[None]:
-    """Around the first import of MJX: drop its lines about missing optional packages."""
+    """Hide what MJX prints about missing optional packages when it is imported."""
     captured = io.StringIO()
     try:
         with contextlib.redirect_stdout(captured):
@@ -65,13 +61,12 @@ def quiet_imports() -> Iterator[None]:
 
 @contextlib.contextmanager
 def quiet_models() -> Iterator[None]:
-    """Around the loading of a model: known messages of MuJoCo are dropped, others become Python warnings."""
+    """Hide known messages while MuJoCo loads a model, and turn others into Python warnings."""
     with quiet_imports():
         import mujoco
 
     messages: list[str] = []
-    # A handler of our own keeps MuJoCo from writing to stderr and to its log file. It only collects, because an
-    # exception must not cross MuJoCo's C frames.
+    # The handler only collects messages, because an exception must not pass through MuJoCo's C code.
     previous = mujoco.get_mju_user_warning()
     mujoco.set_mju_user_warning(messages.append)
     try:
@@ -86,13 +81,13 @@ def quiet_models() -> Iterator[None]:
 # JAX
 
 _OFF = ("", "0", "off", "none")
-# An update is a chain of small operations: in the order that uses the least memory they run 5 to 10 % faster on CPUs
-# than in the order that could run most of them side by side.
+# An update is a chain of small operations. On CPUs they run 5 to 10 % faster in the order that needs the least memory
+# than in the order that allows the most concurrency.
 _XLA_FLAG = "--xla_cpu_enable_concurrency_optimized_scheduler"
 
 
 def cache_folder() -> Path | None:
-    """Where compiled programs are kept between runs; QDHUAC_CACHE names another folder, or is `off`."""
+    """Return the folder of compiled programs. QDHUAC_CACHE names another folder, or is `off`: then None."""
     wanted = os.environ.get("QDHUAC_CACHE")
     if wanted is not None:
         return None if wanted.lower() in _OFF else Path(wanted).expanduser()
@@ -101,7 +96,7 @@ def cache_folder() -> Path | None:
 
 
 def prepare_jax() -> None:
-    """Set XLA's flags and turn on the persistent compilation cache, so that a task compiles once per machine."""
+    """Set XLA's flags, and keep compiled programs between runs."""
     flags = os.environ.get("XLA_FLAGS", "")
     if _XLA_FLAG not in flags:
         os.environ["XLA_FLAGS"] = f"{flags} {_XLA_FLAG}=false".strip()
@@ -110,14 +105,14 @@ def prepare_jax() -> None:
 
     folder = cache_folder()
     if folder is None or not is_writable(folder):
-        return  # it only saves time: a read-only home must not stop a run
+        return  # the cache only saves time
     jax.config.update("jax_compilation_cache_dir", str(folder))
     jax.config.update("jax_persistent_cache_min_entry_size_bytes", -1)
     jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.5)
 
 
 def is_writable(folder: Path) -> bool:
-    """The folder exists, or could be made, and can be written to."""
+    """Whether files can be written to a folder, which is made if it does not exist."""
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except (OSError, RuntimeError):

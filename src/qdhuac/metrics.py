@@ -1,4 +1,4 @@
-"""Figures of merit, measured alike for every algorithm."""
+"""Metrics that are measured in the same way for every algorithm."""
 
 from __future__ import annotations
 
@@ -17,34 +17,36 @@ CELLS = 1024
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class PassiveGrid:
-    """The best fitness ever seen in each cell of one fixed tessellation: it measures and never selects.
+    """The best fitness that was ever found in each cell of a fixed grid. It measures a run and selects nothing.
 
-    Archives of different kinds and sizes cannot be compared slot by slot, so every algorithm is measured on the same
-    cells. They depend on the bounds of the descriptor alone. The state is the fitness per cell [cells], -inf if empty.
+    All algorithms are measured on the same cells, which depend only on the bounds of the descriptor, because archives
+    of different kinds and sizes cannot be compared directly. The state is the fitness per cell [cells], -inf if empty.
     """
 
     grid: GridArchive
 
     @classmethod
     def over(cls, low: Sequence[float], high: Sequence[float], cells: int = CELLS) -> PassiveGrid:
-        """The grid over the bounds of a task's descriptor."""
+        """Return the grid between the bounds of a descriptor."""
         return cls(GridArchive.cvt(cells, low, high, seed=0))
 
     def init(self) -> Array:
-        """An empty grid."""
+        """Return an empty grid."""
         return jnp.full(self.grid.capacity, -jnp.inf)
 
     def add(self, state: Array, fitness: Array, descriptor: Array) -> Array:
-        """The grid after individuals with these fitnesses [B] and descriptors [B, D]; non-finite ones are ignored."""
+        """Add individuals by their fitness [B] and descriptor [B, D]. Non-finite ones are ignored."""
         counted = jnp.where(admissible(fitness, descriptor), fitness, -jnp.inf)
         return state.at[self.grid.cells(descriptor)].max(counted)
 
 
 def scores(fitness: Array, offset_total: float) -> dict[str, Array]:
-    """QD score, coverage (0 to 1) and maximum fitness of slots [N] of which the empty ones hold -inf.
+    """Return QD score, coverage (0 to 1) and maximum fitness (nan if all slots are empty).
 
-    `offset_total` is the reward offset times the episode length: what is added to the fitness of each occupied slot,
-    so that one more slot never lowers the QD score. The maximum of nothing is nan.
+    Args:
+        fitness: of each slot [N], -inf if empty.
+        offset_total: reward offset times episode length. It is added to the fitness of each occupied slot, so that
+            another individual never lowers the QD score.
     """
     occupied = jnp.isfinite(fitness)
     return {
@@ -55,7 +57,7 @@ def scores(fitness: Array, offset_total: float) -> dict[str, Array]:
 
 
 def archive_scores(fitness: Array, offset_total: float) -> dict[str, Array]:
-    """The same of an algorithm's own archive, under names of their own, with its size and mean fitness."""
+    """Return the scores of an algorithm's own archive as `archive_...`, with its size and mean fitness."""
     occupied = jnp.isfinite(fitness)
     size = jnp.sum(occupied)
     mean = jnp.sum(jnp.where(occupied, fitness, 0.0)) / jnp.where(size > 0, size, jnp.nan)
@@ -64,47 +66,37 @@ def archive_scores(fitness: Array, offset_total: float) -> dict[str, Array]:
 
 
 def auc_increment(previous_qd: float, qd: float, steps: int) -> float:
-    """Area under the QD score over `steps` environment steps, by the trapezium rule.
+    """Return the area under the QD score over `steps` environment steps, by the trapezium rule.
 
-    In Python floats on the host: a sum over millions of steps would lose its small terms in 32 bits.
+    In Python floats, because a sum over millions of steps would lose its small terms in 32 bits.
     """
     return 0.5 * (float(previous_qd) + float(qd)) * steps
 
 
-# Health: signs of a learner that diverges, read from a generation's line of metrics.
+# Symptoms of a diverging learner.
 
-DEAD = 1e-9  # a mean gradient norm below this moves nothing; healthy ones are above 1e-3
-CLIPPED = 0.1  # share of the target distribution that falls off the support; healthy critics have less than 0.01
+DEAD = 1e-9  # mean gradient norm; healthy ones are above 1e-3
+CLIPPED = 0.1  # share of the target distribution outside of the support; healthy critics have less than 0.01
 
 
 def symptoms(line: Mapping[str, Any], low: float, high: float) -> dict[str, str]:
-    """Symptoms of divergence by name, each with its message.
+    """Return the symptoms of divergence by name, each with a message.
 
     Args:
         line: a generation's metrics.
         low, high: discounted returns to expect; nan if unknown.
     """
     found = {}
-    if _exploded(line.get("q_mean"), line.get("q_spread"), low, high):
-        found["values"] = (
-            f"the critic's values (mean {line['q_mean']:.3g}, spread {line['q_spread']:.3g}) are far from every return "
-            f"that the task can give ({low:g} to {high:g})"
-        )
-    clipped = max((line.get("clipped_above") or 0.0, "above"), (line.get("clipped_below") or 0.0, "below"))
-    if clipped[0] > CLIPPED:
-        found["values"] = (
-            f"{100 * clipped[0]:.0f} % of the critic's target lies {clipped[1]} its support; see critic.v_min and "
-            "critic.v_max"
-        )
+    mean, spread, width = line.get("q_mean"), line.get("q_spread"), high - low
+    if mean is not None and spread is not None and (mean + spread > high + width or mean - spread < low - width):
+        values = f"the critic's values (mean {mean:.3g}, spread {spread:.3g})"
+        found["values"] = f"{values} are far from every return that the task can give ({low:g} to {high:g})"
+    share, where = max((line.get("clipped_above") or 0.0, "above"), (line.get("clipped_below") or 0.0, "below"))
+    if share > CLIPPED:
+        lies = f"{100 * share:.0f} % of the critic's target lies {where} its support"
+        found["values"] = f"{lies}; see critic.v_min and critic.v_max"
     for name in ("critic", "actor", "diversity_critic", "diversity_actor"):
         norm = line.get(f"{name}_gradient_norm")
         if norm is not None and norm < DEAD:
             found["gradients"] = f"the gradient of the {name.replace('_', ' ')} is dead (norm {norm:.1g})"
     return found
-
-
-def _exploded(mean: float | None, spread: float | None, low: float, high: float) -> bool:
-    """Values lie outside of the expected range by more than its width."""
-    if mean is None or spread is None:
-        return False
-    return mean + spread > high + (high - low) or mean - spread < low - (high - low)

@@ -1,17 +1,19 @@
-"""Numbers as tables, pages and the terminal show them. One place, so that they agree."""
+"""Formatting of numbers for tables, pages and the terminal."""
 
 from __future__ import annotations
 
+# Phases of a generation, and their names on the display. `time_<phase>` in metrics.jsonl has their seconds.
+PHASES = {"ask": "asking", "evaluate": "evaluating", "tell": "telling", "learn": "learning"}
 METRICS = {"qd_score": "QD score", "coverage": "coverage", "max_fitness": "max fitness", "qd_score_auc": "QD score AUC"}
 
 
 def shown(name: str, value: float | None) -> str:
-    """A metric as every table and page shows it: coverage as a percentage."""
+    """Format the value of a metric: coverage as a percentage, others as numbers."""
     return f"{100 * (value or 0):.1f} %" if name == "coverage" else number(value)
 
 
 def number(value: float | None, whole: bool = False) -> str:
-    """A number of readable length."""
+    """Format a number with at most about ten characters; None is a dash."""
     if value is None:
         return "–"
     size = abs(value)
@@ -19,7 +21,7 @@ def number(value: float | None, whole: bool = False) -> str:
 
 
 def duration(seconds: float) -> str:
-    """Seconds as h:mm:ss or m:ss."""
+    """Format seconds as h:mm:ss or m:ss."""
     minutes, s = divmod(round(seconds), 60)
     hours, m = divmod(minutes, 60)
     return f"{hours}:{m:02d}:{s:02d}" if hours else f"{m}:{s:02d}"

@@ -18,7 +18,7 @@ from qdhuac.errors import UserError
 from qdhuac.store.arrays import flatten
 from qdhuac.store.run_folder import RunDir
 from qdhuac.training.build import build_algorithm
-from qdhuac.training.display import Silent
+from qdhuac.training.display import Progress
 from qdhuac.training.signals import Stop
 
 BASELINES = ("pga_me", "qd_pg", "dcrl_me")
@@ -120,7 +120,7 @@ def test_gradient_children_climb_their_critic(trained):
     assert np.all(np.asarray(children.parents[:, 1]) == -1)
 
 
-class StopAt(Silent):
+class StopAt(Progress):
     """Requests a stop while the second generation is learning."""
 
     def __init__(self, stop):

@@ -11,7 +11,7 @@ import pytest
 from qdhuac.store import checkpoint
 from qdhuac.store.arrays import flatten
 from qdhuac.store.run_folder import RunDir
-from qdhuac.training.display import Silent
+from qdhuac.training.display import Progress
 from qdhuac.training.loop import Trainer
 
 CLOCKS = ("wall_s", "time_")
@@ -30,7 +30,7 @@ class OneRun(Trainer):
         self.counters = self.recorder.counters
 
 
-class StopAt(Silent):
+class StopAt(Progress):
     """Requests a stop when a phase has reached a given point for the nth time."""
 
     def __init__(self, stop, phase, nth, done=0):
@@ -42,13 +42,13 @@ class StopAt(Silent):
             self.stop.request(signal.SIGTERM)
 
 
-class Notes(Silent):
+class Notes(Progress):
     """Records every message and every generation."""
 
     def __init__(self):
         self.said, self.seen = [], []
 
-    def note(self, text):
+    def note(self, text, *, warning=False):
         self.said.append(text)
 
     def generation(self, line):

@@ -37,7 +37,7 @@ def found(size, n=5):
     rng = np.random.default_rng(0)
     bounds = [[0.0] * size, [1.0] * size]
     arrays = {"fitness": rng.normal(size=n), "descriptor": rng.random((n, size))}
-    return arrays, {"descriptor_bounds": bounds}
+    return arrays, {"descriptor_bounds": bounds, "operators": ["random", "isoline"]}
 
 
 @pytest.mark.parametrize("size", [1, 2, 3, 4, 6])
@@ -61,6 +61,22 @@ def test_the_page_has_all_parts(size):
     assert "foot 1 on the ground" in page or size == 1
 
 
+def test_names_of_descriptors():
+    assert figures.descriptor_labels("ant_omni", 2) == ["final x (m)", "final y (m)"]
+    assert figures.descriptor_labels("hopper", 1) == ["share of steps on the foot"]
+    assert figures.descriptor_labels("ant", 2) == ["foot 1 on the ground", "foot 2 on the ground"]
+    assert figures.descriptor_labels("own", 2) == ["descriptor 1", "descriptor 2"]
+
+
+def test_diagnostics_show_every_other_metric_that_is_not_always_zero():
+    rows = [ROW | {"warning_values": 0, "q_mean": 0.0, "devices": 1, "archive_coverage": 0.5}, ROW | {"q_mean": 2.0}]
+    page = report.render("a run", toy_config(), rows, found(2))
+    shown = page.partition("<h2>Diagnostics</h2>")[2].partition("<h2>")[0]
+    assert "critic loss" in shown
+    assert "q mean" in shown
+    assert not re.search("warning values|devices|archive coverage|isoline|wall s", shown)
+
+
 def test_the_page_loads_nothing_and_runs_no_script():
     page = report.render("a run", toy_config(), [ROW], found(2))
     assert "<script" not in page
@@ -70,7 +86,8 @@ def test_the_page_loads_nothing_and_runs_no_script():
 
 def test_markup_in_names_is_shown_as_text():
     row = {**ROW, f"{HOSTILE}/tried": 1, HOSTILE.replace("/", "|"): 3.0}
-    page = report.render(HOSTILE, toy_config(), [row], None)
+    arrays, metadata = found(2)
+    page = report.render(HOSTILE, toy_config(), [row], (arrays, metadata | {"operators": [HOSTILE]}))
     assert "<script" not in page
     assert "&lt;script&gt;" in page
 

@@ -219,7 +219,8 @@ def test_an_inconsistent_repertoire_is_refused(run):
         ),
         ({}, {"descriptor_bounds": [[0], [1]]}, "descriptor bounds"),
         ({}, [], "not an object"),
-        ({f"{genotypes}/y": arrays[genotypes]}, corrupt.METADATA, "no tree"),
+        ({}, corrupt.METADATA | {"operators": [{}]}, "operators are not names"),
+        ({f"{genotypes}/y": arrays[genotypes]}, corrupt.METADATA, "not a tree"),
     ):
         repertoire.write(run / REPERTOIRE, arrays | changes, metadata)
         with pytest.raises(UserError, match=words):

@@ -69,7 +69,7 @@ def test_an_evaluation_with_nan_is_rejected_counted_and_named(tmp_path, source, 
     assert occupied.sum() > 0
     for leaf in jax.tree.leaves((state.archive.genotypes, state.archive.descriptor, state.replay.rows)):
         assert np.isfinite(leaf).all()
-    assert checkpoint.load(folder.checkpoints).record["counters"]["failures_by_source"][source] == 2
+    assert checkpoint.load(folder.checkpoints).record["counters"]["failures"][source] == 2
 
 
 def test_a_non_finite_genotype_is_not_archived_however_fit():

@@ -1,5 +1,7 @@
 """The history: it rebuilds every archive of a run, also after a stop or damage."""
 
+import json
+
 import numpy as np
 import pytest
 from test_loop import StopAt
@@ -10,7 +12,7 @@ from qdhuac.errors import UserError
 from qdhuac.store import repertoire
 from qdhuac.store.history import NEVER, rebuild
 from qdhuac.store.run_folder import HISTORY, RunDir
-from qdhuac.training.display import Silent
+from qdhuac.training.display import Progress
 from qdhuac.training.signals import Stop
 
 
@@ -26,7 +28,7 @@ def assert_equal_to_the_archive(history, generation, arrays):
 def test_every_generation_can_be_rebuilt(make_runner, kind):
     kept = {}
 
-    class Keep(Silent):
+    class Keep(Progress):
         def generation(self, line):
             runner.save()
             kept[line["generation"]] = repertoire.find(runner.folder)[0]
@@ -86,7 +88,8 @@ def test_damage_is_detected_and_the_checkpoints_copy_is_used(make_runner):
 )
 def test_a_file_that_is_not_a_history_is_refused(make_runner, line):
     runner = make_runner()
-    (runner.folder.path / HISTORY).write_text(line + "\n")
+    row = json.loads(line)
+    runner.folder.append_history(row.pop("generation"), row)
     with pytest.raises(UserError, match="line 1"):
         runner.folder.read_history()
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import shutil
 import signal
 import sys
@@ -283,13 +282,20 @@ def test_a_run_folder_with_another_configuration_is_refused(tmp_path, refused):
     assert "target_tau = 0.005" in message
 
 
+def rewrite(path, rows):
+    """Replace the metrics of a run."""
+    path.write_bytes(b"")
+    for row in rows:
+        RunDir.open(path.parent).append_metrics(row)
+
+
 @pytest.mark.parametrize("number", ["qd_score", "archive_size", "probe_path_missed"])
 def test_a_run_without_a_metric_that_is_compared_is_left_out_and_named(tmp_path, number):
     made = write_study(tmp_path, "latency", "smoke", 2)
     path = tmp_path / "runs" / catalogue.runs("latency", "smoke", 2)[0].folder / "metrics.jsonl"
     rows = RunDir.open(path.parent).read_metrics()
     del rows[3][number]
-    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    rewrite(path, rows)
     note, *_ = collect(made).notes
     assert f"{path.parent}: metrics.jsonl has no {number} in generation 4" in note
 
@@ -313,8 +319,9 @@ def test_metrics_with_a_gap_are_named_and_left_out(tmp_path, refused, damage, wo
         rows[3]["qd_score"] = None
     if damage == "backwards":
         rows[3]["env_steps"] = rows[2]["env_steps"]
-    text = "".join(json.dumps(row) + "\n" for row in rows)
-    path.write_text(text.replace('"generation": 3', '"gen') if damage == "torn" else text)
+    rewrite(path, rows)
+    if damage == "torn":
+        path.write_text(path.read_text().replace('"generation": 3', '"gen'))
     message = refused(*STUDY, str(tmp_path))
     assert runs()[0].folder in message
     assert words in message

@@ -75,7 +75,7 @@ def test_a_live_display_counts_down_between_generations_and_remembers_warnings(c
     assert "67%" in seen  # a third was done, and half of the time for the rest has passed
     clock[0] += 100
     assert "99%" in picture(live)
-    live.note("warning: generation 2: odd")
+    live.note("generation 2: odd", warning=True)
     live.note("something else")
     assert "1 warning, see above" in picture(live)
     live.close()

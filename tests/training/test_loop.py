@@ -18,7 +18,7 @@ from toys import ToyLearner, ToyTask, toy_algorithm
 from qdhuac.errors import RunFailed, UserError
 from qdhuac.store import checkpoint
 from qdhuac.store.run_folder import RunDir
-from qdhuac.training.display import Silent
+from qdhuac.training.display import Progress
 from qdhuac.training.signals import Stop
 
 
@@ -83,7 +83,7 @@ def test_killed_between_checkpoints_repeats_what_was_lost(make_runner):
     whole = make_runner("whole", learning=True)
     whole.run()
 
-    class Crash(Silent):
+    class Crash(Progress):
         def generation(self, line):
             if line["generation"] == 5:
                 raise MemoryError
@@ -136,7 +136,7 @@ def test_a_run_ends_at_its_number_of_env_steps(make_runner):
 def test_checkpoints_are_written_by_time_also_while_learning(make_runner):
     names = []
 
-    class Watch(Silent):
+    class Watch(Progress):
         def phase(self, name, done=0, total=0):
             if name == "learning":
                 names.append(sorted(p.name for p in runner.folder.checkpoints.iterdir())[-1])
@@ -153,7 +153,7 @@ def test_too_many_failed_evaluations_end_the_run(make_runner, source):
         runner.run()
     assert [row["rejected"] for row in lines(runner.folder.path)] == [1, 1, 1, 1]
     assert np.isfinite(runner.state.algorithm.archive.fitness).sum() > 0
-    assert checkpoint.load(runner.folder.checkpoints).record["counters"]["failures"] == 4
+    assert checkpoint.load(runner.folder.checkpoints).record["counters"]["failures"] == {source: 4}
 
 
 class BrokenLearner(ToyLearner):

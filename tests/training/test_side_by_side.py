@@ -197,7 +197,8 @@ def test_states_that_do_not_fit_together_are_refused():
 def test_bad_numbers_are_refused(tmp_path, monkeypatch, capsys, number):
     monkeypatch.chdir(tmp_path)
     assert cli.main(["train", "--seeds", number]) == 2
-    assert capsys.readouterr().err.startswith(f"qdhuac: error: --seeds {number!r}: expected a whole number from 1")
+    expected = f"argument --seeds: expected a whole number from 1 to 1000, got {number!r}"
+    assert capsys.readouterr().err == f"qdhuac: error: {expected}\n"
     assert not list(tmp_path.iterdir())
 
 

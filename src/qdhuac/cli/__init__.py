@@ -1,6 +1,6 @@
 """The command line: one module per command, each with `add(parser)` and `run(arguments)`.
 
-What can be refused is refused before JAX is imported, so these modules import the rest of the package inside `run`.
+The modules import most of the package inside `run`, so that bad input is refused before JAX is imported.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ EXIT_CODES = (
 
 
 class Parser(argparse.ArgumentParser):
-    """Errors are one line, without the usage text."""
+    """A parser whose errors are one line, without the usage text."""
 
     def error(self, message: str) -> NoReturn:
         raise UserError(message)
@@ -40,7 +40,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         return _fail(error, 2)
     except RunFailed as error:
         return _fail(error, 1)
-    except BrokenPipeError:  # the reader of our output has gone, as in `qdhuac doctor | head -1`
+    except BrokenPipeError:  # nobody reads the output any more, as in `qdhuac doctor | head -1`
         sys.stdout = None
         return 1
     except KeyboardInterrupt:
@@ -48,7 +48,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def parser() -> Parser:
-    """The parser of all commands; what a command is for is the first line of its module."""
+    """Return the parser of all commands. The first line of a command's module describes it."""
     whole = Parser(
         prog="qdhuac",
         description="Train many different, good policies for one robot in few simulator steps.",

@@ -1,27 +1,19 @@
-"""Find, in a few trials, the policy of an archive that still works on a damaged robot."""
+"""Find a policy that works on a damaged robot in a few trials."""
 
 from __future__ import annotations
 
 import argparse
 import json
 
-from qdhuac.cli.common import add_run_dir, add_seed, load, require_robot, whole
+from qdhuac.cli.common import add_number, add_run_dir, add_seed, load, require_robot
 
 
 def add(parser: argparse.ArgumentParser) -> None:
     """The options of `qdhuac adapt`."""
     add_run_dir(parser)
-    parser.add_argument(
-        "--damage",
-        nargs="+",
-        action="extend",
-        default=[],
-        metavar="NAME=FACTOR",
-        help="a motor or limb and its strength from 0 to 1, or blocked; mass:BODY=FACTOR; friction=FACTOR",
-    )
-    parser.add_argument(
-        "--trials", type=whole(1, 100_000), default=10, metavar="N", help="at most N trials, default 10"
-    )
+    text = "a motor or limb and its strength from 0 to 1, or blocked; mass:BODY=FACTOR; friction=FACTOR"
+    parser.add_argument("--damage", nargs="+", action="extend", default=[], metavar="NAME=FACTOR", help=text)
+    add_number(parser, "--trials", "at most N trials, default 10", high=100_000, default=10)
     add_seed(parser)
     parser.add_argument("--json", action="store_true", help="print one JSON object instead of a table")
 

@@ -1,4 +1,4 @@
-"""Measure how fast learner, rollouts, archive and replay buffer are on this machine."""
+"""Measure the speed of learner, rollouts, archive and replay buffer on this machine."""
 
 from __future__ import annotations
 
@@ -10,9 +10,8 @@ from qdhuac.bench import BENCHES
 
 def add(parser: argparse.ArgumentParser) -> None:
     """The options of `qdhuac bench`."""
-    parser.add_argument(
-        "name", nargs="?", metavar="NAME", choices=BENCHES, help=f"one of: {', '.join(BENCHES)}; default all"
-    )
+    text = f"one of: {', '.join(BENCHES)}; default all"
+    parser.add_argument("name", nargs="?", metavar="NAME", choices=BENCHES, help=text)
     parser.add_argument("--json", action="store_true", help="print one list of JSON objects instead of a table")
 
 

@@ -1,11 +1,11 @@
-"""What commands share: options, their values, and reading a run."""
+"""Shared by commands: options, their values, and reading a run."""
 
 from __future__ import annotations
 
 import argparse
 import re
 import sys
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -16,61 +16,29 @@ if TYPE_CHECKING:
     from qdhuac.store.run import Policy, Run
     from qdhuac.training.launch import Process
 
-# An option that stands for a configuration key has the key's name as its `dest`, such as "run.seed".
+# An option for a configuration key has the name of the key as its `dest`, such as "run.seed".
 GOALS = ("run.generations", "run.env_steps")
 
 
-def suggest(action: argparse.Action, values: Iterable[str]) -> None:
-    """Let shell completion offer these values for an option that takes others as well."""
-    action.suggestions = tuple(values)  # type: ignore[attr-defined]
+def add_open_choice(parser: argparse.ArgumentParser, flag: str, values: Iterable[str], **options: Any) -> None:
+    """Add an option for which shell completion offers `values`, but which takes others as well."""
+    parser.add_argument(flag, **options).suggestions = tuple(values)  # type: ignore[attr-defined]
 
 
 def add_run_dir(parser: argparse.ArgumentParser, **options: Any) -> None:
-    """The positional argument RUN_DIR."""
+    """Add the argument RUN_DIR."""
     parser.add_argument("run_dir", metavar="RUN_DIR", **options)
 
 
 def add_seed(parser: argparse.ArgumentParser) -> None:
-    """`--seed` of commands that simulate a finished run."""
-    parser.add_argument(
-        "--seed", type=whole(0, 2**31 - 1), default=0, metavar="N", help="seed of the starts, default 0"
-    )
+    """Add `--seed` for commands that simulate episodes of a finished run."""
+    add_number(parser, "--seed", "seed of the episodes, default 0", low=0, high=2**31 - 1, default=0)
 
 
-def add_training(parser: argparse.ArgumentParser, settable: str) -> None:
-    """The options that `train` and `resume` share."""
-    parser.add_argument("--generations", dest="run.generations", metavar="N", help="stop after N generations")
-    parser.add_argument("--env-steps", dest="run.env_steps", metavar="N", help="stop after N environment steps")
-    parser.add_argument(
-        "--devices", dest="run.devices", metavar="N", help="spread the run over N devices of this machine, default 1"
-    )
-    parser.add_argument(
-        "--process",
-        metavar="I/N@HOST:PORT",
-        help="this is process I of N that make one run together; process 0 listens at HOST:PORT",
-    )
-    log = parser.add_argument(
-        "--log", metavar="NAME", help="also log metrics to tensorboard or wandb (extras of that name)"
-    )
-    suggest(log, ("tensorboard", "wandb"))
-    parser.add_argument("--set", nargs="+", action="extend", default=[], metavar="KEY=VALUE", help=settable)
-
-
-def changes(arguments: argparse.Namespace) -> dict[str, Any]:
-    """The configuration keys that the options set; `--set` wins. A goal given alone lifts the other one."""
-    given = {name: value(text) for name, text in vars(arguments).items() if "." in name and text is not None}
-    if given.keys() & set(GOALS):
-        given = dict.fromkeys(GOALS, 0) | given
-    return given | config.parse_assignments(arguments.set)
-
-
-def value(text: str) -> Any:
-    """A value as `--set` reads it."""
-    return config.parse_assignments([f"v={text}"])["v"]
-
-
-def whole(low: int, high: int) -> Callable[[str], int]:
-    """The `type` of an option that takes a whole number."""
+def add_number(
+    parser: argparse.ArgumentParser, flag: str, text: str, *, low: int = 1, high: int, default: int | None = None
+) -> None:
+    """Add an option that takes a whole number from `low` to `high`; `text` is its help."""
 
     def parse(text: str) -> int:
         number = value(text)
@@ -78,11 +46,42 @@ def whole(low: int, high: int) -> Callable[[str], int]:
             raise argparse.ArgumentTypeError(f"expected a whole number from {low} to {high}, got {text!r}")
         return number
 
-    return parse
+    parser.add_argument(flag, type=parse, default=default, metavar="N", help=text)
+
+
+def add_training(parser: argparse.ArgumentParser, settable: str) -> None:
+    """Add the options of `train` and `resume`; `settable` says which keys `--set` takes."""
+    parser.add_argument("--generations", dest="run.generations", metavar="N", help="stop after N generations")
+    parser.add_argument("--env-steps", dest="run.env_steps", metavar="N", help="stop after N environment steps")
+    parser.add_argument("--devices", dest="run.devices", metavar="N", help="use N devices of this machine, default 1")
+    together = "this is process RANK, from 0, of COUNT that make one run together; process 0 listens at HOST:PORT"
+    parser.add_argument("--process", metavar="RANK/COUNT@HOST:PORT", help=together)
+    log = "also log metrics to tensorboard or wandb (extras of that name)"
+    add_open_choice(parser, "--log", ("tensorboard", "wandb"), metavar="NAME", help=log)
+    parser.add_argument("--set", nargs="+", action="extend", default=[], metavar="KEY=VALUE", help=settable)
+
+
+def add_policy(parser: argparse.ArgumentParser, *names: str) -> None:
+    """Add `--policy`, whose values `choose` reads; `names` are those without a number."""
+    text = f"{', '.join(names)}, nearest:0.3,0.7, id:40, or a row of the archive; default best"
+    add_open_choice(parser, "--policy", names, default="best", help=text)
+
+
+def changes(arguments: argparse.Namespace) -> dict[str, Any]:
+    """Return the configuration keys that the options set. A goal that is given alone removes the other one."""
+    given = {name: value(text) for name, text in vars(arguments).items() if "." in name and text is not None}
+    if given.keys() & set(GOALS):
+        given = dict.fromkeys(GOALS, 0) | given
+    return given | config.parse_assignments(arguments.set)
+
+
+def value(text: str) -> Any:
+    """Read a value as `--set` does."""
+    return config.parse_assignments([f"v={text}"])["v"]
 
 
 def process(text: str | None) -> Process:
-    """The value of `--process`, RANK/COUNT@HOST:PORT; without one, the only process there is."""
+    """Read the value of `--process`, RANK/COUNT@HOST:PORT."""
     from qdhuac.training.launch import ALONE, Process
 
     if text is None:
@@ -95,7 +94,7 @@ def process(text: str | None) -> Process:
 
 
 def load(run_dir: str | Path) -> Run:
-    """A run with at least one individual, as `qdhuac.load` reads it; what is wrong with its files is printed."""
+    """Read a run that has at least one individual, and print warnings about its files."""
     from qdhuac.store.run import load_run
 
     run = load_run(run_dir)
@@ -105,13 +104,13 @@ def load(run_dir: str | Path) -> Run:
 
 
 def require_robot(run: Run) -> None:
-    """Refuse a run on a task of the user's own: qdhuac does not have its robot."""
+    """Raise UserError for a run on a task of the user's own, which only Python has."""
     if run.config.task.name == config.OWN:
         raise UserError(f"{run.folder.path}: its task is your own, so qdhuac does not have its robot")
 
 
 def choose(run: Run, text: str) -> list[Policy]:
-    """The policies that `--policy` names: `best`, a row of the archive, `id:40`, `nearest:0.3,0.7` or `all`."""
+    """Return the policies that `--policy` names."""
     kind, _, wanted = text.partition(":")
     try:
         if text == "best":
@@ -130,17 +129,17 @@ def choose(run: Run, text: str) -> list[Policy]:
 
 
 def file_name(policy: str) -> str:
-    """What `--policy` names as part of a file's name."""
+    """Return the value of `--policy` without characters that file names cannot have."""
     return re.sub(r"[^\w.,-]", "-", policy)
 
 
 def write_reports(path: Path) -> None:
-    """Write the report of a run, or of each of several seeds, and say where it is."""
+    """Write and print the path of the report of a run, or of each of several seeds."""
     from qdhuac.report.run_page import write_report
     from qdhuac.store.run_folder import RunDir
-    from qdhuac.training.launch import SEED
+    from qdhuac.training.launch import side_by_side
 
-    for one in sorted(path.glob(f"{SEED}*"), key=lambda one: (len(one.name), one.name)) or [path]:
+    for one in side_by_side(path) or [path]:
         folder = RunDir.open(one)
         print(f"report: {write_report(folder)}", flush=True)
         warn(folder.notes)

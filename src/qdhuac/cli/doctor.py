@@ -1,4 +1,4 @@
-"""Show what this machine has and what will work."""
+"""Check this machine: versions, hardware, folders and tools."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def add(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Print the findings; something that is missing is not an error."""
+    """Print the findings. What is missing is not an error."""
     from rich.console import Console
     from rich.markup import escape
     from rich.table import Table
@@ -57,7 +57,7 @@ def _hardware() -> Iterator[Finding]:
 
         devices = jax.devices()
         yield "devices", GOOD, ", ".join(f"{d.platform}:{d.id} {d.device_kind}" for d in devices)
-    except Exception as error:  # a broken driver must not break the examination
+    except Exception as error:  # a broken driver is a finding
         yield "devices", BAD, " ".join(str(error).split())
 
 
@@ -66,12 +66,12 @@ def _places() -> Iterator[Finding]:
 
     folder = cache_folder()
     if folder is None:
-        yield "compilation cache", MISSING, "turned off by QDHUAC_CACHE: every start compiles anew"
+        yield "compilation cache", MISSING, "turned off by QDHUAC_CACHE: every start compiles again"
     elif is_writable(folder):
         size = sum(f.stat().st_size for f in folder.rglob("*") if f.is_file()) / 2**20
         yield "compilation cache", GOOD, f"{folder} ({size:.0f} MiB)"
     else:
-        yield "compilation cache", BAD, f"{folder} is not writable: every start compiles anew"
+        yield "compilation cache", BAD, f"{folder} is not writable: every start compiles again"
     here = os.getcwd()
     free = shutil.disk_usage(here).free / 2**30
     yield "working folder", GOOD if os.access(here, os.W_OK) else BAD, f"{here}, {free:.1f} GiB free"

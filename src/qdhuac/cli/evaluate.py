@@ -1,23 +1,21 @@
-"""Evaluate a run's archive again: fitness and descriptors under noise."""
+"""Evaluate the archive of a run again: fitness and descriptors over several episodes."""
 
 from __future__ import annotations
 
 import argparse
 
-from qdhuac.cli.common import add_run_dir, add_seed, load, whole
+from qdhuac.cli.common import add_number, add_run_dir, add_seed, load
 
 
 def add(parser: argparse.ArgumentParser) -> None:
     """The options of `qdhuac evaluate`."""
     add_run_dir(parser)
-    parser.add_argument(
-        "--episodes", type=whole(1, 100_000), default=8, metavar="N", help="episodes per individual, default 8"
-    )
+    add_number(parser, "--episodes", "episodes per individual, default 8", high=100_000, default=8)
     add_seed(parser)
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Print the stored archive beside its re-evaluation, and write it to the run folder."""
+    """Print the stored archive and its re-evaluation, and write both to the run folder."""
     found = load(arguments.run_dir)
     found.folder.require_writable()
     from qdhuac.environment import prepare_jax

@@ -1,25 +1,22 @@
-"""Write policies for use elsewhere: safetensors, ONNX, and a runner that needs only NumPy."""
+"""Export policies: safetensors, ONNX, and a runner that needs only NumPy."""
 
 from __future__ import annotations
 
 import argparse
 from pathlib import Path
 
-from qdhuac.cli.common import add_run_dir, choose, file_name, load, suggest, warn
+from qdhuac.cli.common import add_policy, add_run_dir, choose, file_name, load, warn
 
 
 def add(parser: argparse.ArgumentParser) -> None:
     """The options of `qdhuac export`."""
     add_run_dir(parser)
-    policy = parser.add_argument(
-        "--policy", default="best", help="best (default), all, nearest:0.3,0.7, id:40, or a row of the archive"
-    )
-    suggest(policy, ("best", "all"))
+    add_policy(parser, "best", "all")
     parser.add_argument("--output", metavar="DIR", help="a new folder; default RUN_DIR/policy-best")
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Write a folder with the policy, or with one folder for each policy."""
+    """Write a folder with the policy, or with a folder for each policy."""
     from qdhuac.exchange import export
 
     wanted = arguments.policy

@@ -16,7 +16,7 @@ def add(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Print one line for each."""
+    """Print a line for each."""
     sections = {
         "tasks (--task)": TASKS,
         "algorithms (--algorithm)": {

@@ -1,30 +1,25 @@
-"""Film one policy of a run's archive."""
+"""Film a policy of a run."""
 
 from __future__ import annotations
 
 import argparse
 from pathlib import Path
 
-from qdhuac.cli.common import add_run_dir, add_seed, choose, file_name, load, require_robot, suggest, whole
+from qdhuac.cli.common import add_number, add_policy, add_run_dir, add_seed, choose, file_name, load, require_robot
 from qdhuac.errors import UserError
 
 
 def add(parser: argparse.ArgumentParser) -> None:
     """The options of `qdhuac render`."""
     add_run_dir(parser)
-    policy = parser.add_argument(
-        "--policy", default="best", help="best (default), nearest:0.3,0.7, id:40, or a row of the archive"
-    )
-    suggest(policy, ("best",))
+    add_policy(parser, "best")
     parser.add_argument("--output", metavar="FILE", help="a file that ends in .mp4 or .gif; default RUN_DIR/best.mp4")
     add_seed(parser)
-    parser.add_argument(
-        "--seconds", type=whole(1, 100_000), metavar="N", help="simulated time; default the whole episode"
-    )
+    add_number(parser, "--seconds", "simulated time; default the whole episode", high=100_000)
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Simulate one episode and write it as a video."""
+    """Write an episode as a video."""
     from qdhuac.view import video
 
     wanted = arguments.policy

@@ -12,16 +12,15 @@ from qdhuac.cli.common import add_run_dir, add_training, changes, process, write
 def add(parser: argparse.ArgumentParser) -> None:
     """The options of `qdhuac resume`."""
     add_run_dir(parser)
-    parser.add_argument("--algorithm", metavar="MODULE:NAME", help="again, if the run has one from outside of qdhuac")
+    parser.add_argument("--algorithm", metavar="MODULE:NAME", help="needed if the run has one from outside of qdhuac")
     add_training(parser, "keys of section run")
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Train on; returns the exit code."""
+    """Train. Returns the exit code."""
     wanted, together, path = changes(arguments), process(arguments.process), Path(arguments.run_dir)
-    from qdhuac.training import launch, loggers
+    from qdhuac.training import launch
 
-    loggers.check(arguments.log)
     outside = None if arguments.algorithm is None else specs.algorithm(arguments.algorithm)
     code = launch.resume(path, wanted, process=together, log=arguments.log, algorithm=outside)
     if code == 0 and together.rank == 0:

@@ -10,9 +10,9 @@ import tomli_w
 
 from qdhuac import config
 from qdhuac.algorithms import specs
-from qdhuac.cli.common import add_training, changes, process, suggest, whole, write_reports
+from qdhuac.cli.common import add_number, add_open_choice, add_training, changes, process, write_reports
 from qdhuac.config import OWN, Config
-from qdhuac.errors import UserError
+from qdhuac.errors import UserError, reason
 from qdhuac.tasks.robots import TASKS
 
 _DEFAULT = Config()
@@ -20,43 +20,26 @@ _DEFAULT = Config()
 
 def add(parser: argparse.ArgumentParser) -> None:
     """The options of `qdhuac train`."""
-    task, algorithm, preset, backend = (
-        parser.add_argument(flag, dest=dest, metavar="NAME", help=text)
-        for flag, dest, text in (
-            ("--task", "task.name", f"default {_DEFAULT.task.name}; one of: {', '.join(TASKS)}"),
-            (
-                "--algorithm",
-                "algorithm",
-                f"default {_DEFAULT.algorithm}; one of: {', '.join(specs.ALGORITHMS)}; or package.module:NAME",
-            ),
-            ("--preset", "preset", f"default {_DEFAULT.preset}; one of: {', '.join(specs.preset_names())}"),
-            ("--backend", "task.backend", f"physics, default auto; one of: {', '.join(config.BACKENDS)}"),
-        )
-    )
-    suggest(task, TASKS)
-    suggest(algorithm, specs.ALGORITHMS)
-    suggest(preset, specs.preset_names())
-    suggest(backend, config.BACKENDS)
+    for flag, dest, default, values, more in (
+        ("--task", "task.name", _DEFAULT.task.name, TASKS, ""),
+        ("--algorithm", "algorithm", _DEFAULT.algorithm, specs.ALGORITHMS, "; or package.module:NAME"),
+        ("--preset", "preset", _DEFAULT.preset, specs.preset_names(), ""),
+        ("--backend", "task.backend", _DEFAULT.task.backend, config.BACKENDS, " (physics engine)"),
+    ):
+        text = f"default {default}; one of: {', '.join(values)}{more}"
+        add_open_choice(parser, flag, values, dest=dest, metavar="NAME", help=text)
     parser.add_argument("--seed", dest="run.seed", metavar="N", help="seed of everything random, default 0")
-    parser.add_argument(
-        "--seeds", type=whole(1, 1000), metavar="N", help="train N seeds side by side in one program, from --seed on"
-    )
-    parser.add_argument(
-        "--config",
-        metavar="FILE.toml",
-        help="start from a configuration as run folders hold it; the other options change it",
-    )
+    add_number(parser, "--seeds", "train N seeds side by side in one program, from --seed on", high=1000)
+    text = "start from the configuration in a file, such as that of a run folder; other options change it"
+    parser.add_argument("--config", metavar="FILE.toml", help=text)
     parser.add_argument("--run-dir", metavar="DIR", help="a new folder; default runs/<algorithm>-<task>-s<seed>-<time>")
     add_training(parser, "any configuration key; see --help-keys")
-    parser.add_argument(
-        "--help-keys",
-        action="store_true",
-        help="list the configuration keys of the algorithm with their values, and stop",
-    )
+    text = "list the configuration keys of the algorithm with their values, and stop"
+    parser.add_argument("--help-keys", action="store_true", help=text)
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Train; returns the exit code."""
+    """Train. Returns the exit code."""
     settings = configuration(arguments)
     if arguments.help_keys:
         print(keys(settings))
@@ -66,19 +49,19 @@ def run(arguments: argparse.Namespace) -> int:
     together = process(arguments.process)
     if arguments.seeds is not None and (together.of > 1 or settings.run.devices > 1):
         raise UserError("--seeds: runs side by side share one device; leave out --devices and --process")
-    from qdhuac.training import launch, loggers
+    from qdhuac.training import launch
 
-    loggers.check(arguments.log)
     path = _default_folder(settings) if arguments.run_dir is None else Path(arguments.run_dir)
-    outside = specs.algorithm(settings.algorithm) if ":" in (arguments.algorithm or "") else None
-    code = launch.train(settings, path, seeds=arguments.seeds, process=together, log=arguments.log, algorithm=outside)
+    code = launch.train(
+        settings, path, seeds=arguments.seeds, process=together, log=arguments.log, algorithm=_outside(arguments)
+    )
     if code == 0 and together.rank == 0:
         write_reports(path)
     return code
 
 
 def configuration(arguments: argparse.Namespace) -> Config:
-    """The configuration that the options ask for."""
+    """Return the configuration that the options describe."""
     overrides = changes(arguments)
     for name in ("algorithm", "preset"):
         if name in overrides:
@@ -88,16 +71,21 @@ def configuration(arguments: argparse.Namespace) -> Config:
     return specs.make(arguments.algorithm or _DEFAULT.algorithm, arguments.preset or _DEFAULT.preset, overrides)
 
 
+def _outside(arguments: argparse.Namespace) -> specs.AlgorithmSpec | None:
+    """The algorithm that `--algorithm` names, if it is not part of the package."""
+    return specs.algorithm(arguments.algorithm) if ":" in (arguments.algorithm or "") else None
+
+
 def _from_file(arguments: argparse.Namespace, overrides: specs.Values) -> Config:
-    """The configuration in a file. It may name code from outside of the package, but only the user has it imported."""
+    """The configuration in a file. A file may name code outside of the package, but only options have it imported."""
     path = arguments.config
     try:
         text = Path(path).read_text(encoding="utf-8")
     except (OSError, ValueError) as error:
-        raise UserError(f"--config {path}: cannot be read ({getattr(error, 'strerror', None) or error})") from None
+        raise UserError(f"--config {path}: cannot be read ({reason(error)})") from None
     if arguments.preset is not None:
         raise UserError("--preset: a file given with --config has the values of its preset; leave out one of them")
-    outside = specs.algorithm(arguments.algorithm) if ":" in (arguments.algorithm or "") else None
+    outside = _outside(arguments)
     found = specs.from_toml(text, f"--config {path}", outside)
     if arguments.algorithm not in (None, found.algorithm):
         raise UserError(f"--algorithm {arguments.algorithm}: {path} is of algorithm {found.algorithm}; leave it out")
@@ -111,7 +99,7 @@ def _from_file(arguments: argparse.Namespace, overrides: specs.Values) -> Config
 
 
 def keys(settings: Config) -> str:
-    """Every key of a configuration that `--set` reaches, with its value, what is allowed, and its meaning."""
+    """Return a text with the keys of a configuration: value, meaning and allowed values of each."""
     lines = []
     for name, field in config.keys(settings).items():
         if "." in name:

@@ -1,4 +1,4 @@
-"""Show a run in the browser: its archive through the generations, and its robots."""
+"""Explore a run in the browser: its archive at every generation, and its robots."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ import socket
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from qdhuac.cli.common import add_run_dir, require_robot, warn, whole
-from qdhuac.errors import UserError
+from qdhuac.cli.common import add_number, add_run_dir, require_robot, warn
+from qdhuac.errors import UserError, os_errors_as
 
 if TYPE_CHECKING:
     from qdhuac.store.run import Run
@@ -17,10 +17,8 @@ if TYPE_CHECKING:
 
 def add(parser: argparse.ArgumentParser) -> None:
     """The options of `qdhuac view`."""
-    add_run_dir(parser, nargs="?", help="default: the newest in runs/ that can be shown")
-    parser.add_argument(
-        "--port", type=whole(1, 65535), default=8080, metavar="N", help="port on this machine, default 8080"
-    )
+    add_run_dir(parser, nargs="?", help="default: the newest run in runs/")
+    add_number(parser, "--port", "port on this machine, default 8080", high=65535, default=8080)
     parser.add_argument("--no-browser", action="store_true", help="print the address, but do not open a browser")
 
 
@@ -41,7 +39,7 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def showable(path: str | Path) -> Run:
-    """A run that the explorer can show."""
+    """Read a run that the explorer can show. Raises UserError for others."""
     from qdhuac.store.run import load_run
     from qdhuac.store.run_folder import RunDir
 
@@ -54,7 +52,7 @@ def showable(path: str | Path) -> Run:
 
 
 def newest() -> Run:
-    """The newest run in runs/ that the explorer can show."""
+    """Read the newest run in runs/ that the explorer can show."""
     runs = [*Path("runs").glob("*/metrics.jsonl"), *Path("runs").glob("*/*/metrics.jsonl")]
     for path in sorted(runs, key=lambda path: path.stat().st_mtime, reverse=True):
         with contextlib.suppress(UserError):
@@ -65,8 +63,6 @@ def newest() -> Run:
 
 
 def _require_free(port: int) -> None:
-    """Refuse a port that is taken, before anything is loaded."""
-    try:
+    """Raise UserError for a port that is taken, before anything is loaded."""
+    with os_errors_as(UserError, f"--port {port}: cannot be used", "; name another one"):
         socket.create_server(("127.0.0.1", port)).close()
-    except OSError as error:
-        raise UserError(f"--port {port}: cannot be used ({error.strerror}); name another one") from None

@@ -1,4 +1,4 @@
-"""Figures of a run, drawn so that they fit a light and a dark page alike."""
+"""Figures of a run, for light and dark pages."""
 
 from __future__ import annotations
 
@@ -13,41 +13,45 @@ import numpy as np
 from matplotlib.figure import Figure
 from matplotlib.ticker import EngFormatter, FuncFormatter, MaxNLocator
 
+from qdhuac.tasks.robots import TASKS, robot
+
 ACCENT = "#2f7ed8"
-_INK = "#7a7f87"  # readable on white and on black; becomes the page's own text colour in SVG
-_STYLE: dict[str, Any] = {
-    "font.size": 9,
+_INK = "#7a7f87"  # readable on white and on black; replaced by the page's text colour in SVG
+BASE: dict[str, Any] = {  # of all figures
     "font.family": "sans-serif",
+    "axes.spines.top": False,
+    "axes.spines.right": False,
+    "axes.grid": True,
+    "axes.axisbelow": True,
+    "text.parse_math": False,
+    "svg.fonttype": "none",
+    "svg.hashsalt": "qdhuac",
+}
+_STYLE = BASE | {
+    "font.size": 9,
     "axes.edgecolor": _INK,
     "axes.labelcolor": _INK,
     "axes.titlecolor": _INK,
     "axes.titlesize": 10,
     "axes.titlelocation": "left",
-    "axes.spines.top": False,
-    "axes.spines.right": False,
-    "axes.grid": True,
-    "axes.axisbelow": True,
     "grid.color": _INK,
     "grid.alpha": 0.2,
     "grid.linewidth": 0.6,
     "text.color": _INK,
-    "text.parse_math": False,
     "xtick.color": _INK,
     "ytick.color": _INK,
-    "svg.fonttype": "none",
-    "svg.hashsalt": "qdhuac",
 }
 
 
-def curve(x: Sequence[float], y: Sequence[float | None], title: str, xlabel: str = "environment steps") -> Figure:
-    """One learning curve; gaps where there is no value."""
+def curve(x: Sequence[float], y: Sequence[float | None], title: str) -> Figure:
+    """Draw a learning curve, with gaps where there is no value."""
     with matplotlib.rc_context(_STYLE):
         figure = Figure(figsize=(4.6, 2.7), layout="constrained")
         axes = figure.subplots()
         values = np.array([np.nan if v is None else v for v in y], float)
         axes.plot(x, values, color=ACCENT, linewidth=1.8, marker="o" if len(values) < 25 else None, markersize=3)
         axes.set_title(title)
-        axes.set_xlabel(xlabel)
+        axes.set_xlabel("environment steps")
         tidy(axes)
         return figure
 
@@ -55,12 +59,12 @@ def curve(x: Sequence[float], y: Sequence[float | None], title: str, xlabel: str
 def archive(
     descriptor: np.ndarray, fitness: np.ndarray, bounds: Sequence[Sequence[float]], labels: list[str]
 ) -> Figure:
-    """Where the individuals of an archive are [N, D] and how fit they are [N]: a strip, a map, or a map per pair."""
-    size = descriptor.shape[1]
-    order = np.argsort(fitness)  # the best on top
+    """Draw an archive by its descriptors [N, D] and fitness [N]: fitness over one dimension, or a map for each pair."""
+    dimensions = descriptor.shape[1]
+    order = np.argsort(fitness)  # draws the best last
     descriptor, fitness = descriptor[order], fitness[order]
     with matplotlib.rc_context(_STYLE):
-        if size == 1:
+        if dimensions == 1:
             figure = Figure(figsize=(7.2, 3.2), layout="constrained")
             axes = figure.subplots()
             axes.scatter(descriptor[:, 0], fitness, c=fitness, cmap="viridis", s=24, linewidths=0)
@@ -69,36 +73,26 @@ def archive(
             axes.set_xlim(*_widened(bounds[0][0], bounds[1][0]))
             tidy(axes)
             return figure
-        pairs = list(itertools.combinations(range(min(size, 4)), 2))
+        pairs = list(itertools.combinations(range(min(dimensions, 4)), 2))
         columns = min(3, len(pairs))
         rows = -(-len(pairs) // columns)
-        width = 5.2 if len(pairs) == 1 else 3.0 * columns + 0.8
-        figure = Figure(figsize=(width, 4.3 if len(pairs) == 1 else 2.9 * rows), layout="constrained")
+        size, dot = ((5.2, 4.3), 26) if len(pairs) == 1 else ((3.0 * columns + 0.8, 2.9 * rows), 14)
+        figure = Figure(figsize=size, layout="constrained")
         grid = figure.subplots(rows, columns, squeeze=False)
-        dots = None
         for axes, (a, b) in zip(grid.flat, pairs, strict=False):
-            dots = axes.scatter(
-                descriptor[:, a],
-                descriptor[:, b],
-                c=fitness,
-                cmap="viridis",
-                s=26 if len(pairs) == 1 else 14,
-                linewidths=0,
-            )
+            dots = axes.scatter(descriptor[:, a], descriptor[:, b], c=fitness, cmap="viridis", s=dot, linewidths=0)
             axes.set(xlabel=labels[a], ylabel=labels[b])
             axes.set_xlim(*_widened(bounds[0][a], bounds[1][a]))
             axes.set_ylim(*_widened(bounds[0][b], bounds[1][b]))
-            axes.set_aspect("auto")
             axes.xaxis.set_major_locator(MaxNLocator(5))
             axes.yaxis.set_major_locator(MaxNLocator(5))
-        if dots is not None:
-            bar = figure.colorbar(dots, ax=grid.ravel().tolist(), label="fitness", shrink=0.9, pad=0.02)
-            bar.outline.set_visible(False)
+        bar = figure.colorbar(dots, ax=grid.ravel().tolist(), label="fitness", shrink=0.9, pad=0.02)
+        bar.outline.set_visible(False)
         return figure
 
 
 def svg(figure: Figure) -> str:
-    """The figure as an SVG element for an HTML page, in the page's text colour and font."""
+    """Return a figure as an SVG element, in the text colour and font of the page."""
     buffer = io.StringIO()
     with matplotlib.rc_context(_STYLE):
         figure.savefig(buffer, format="svg", transparent=True, metadata={"Date": None, "Creator": None})
@@ -110,25 +104,27 @@ def svg(figure: Figure) -> str:
 
 
 def tidy(axes: Any) -> None:
-    """Few ticks, with readable numbers."""
+    """Set few ticks with short numbers."""
     for axis in (axes.xaxis, axes.yaxis):
         axis.set_major_formatter(FuncFormatter(_tick))
         axis.set_major_locator(MaxNLocator(5))
 
 
 def _tick(value: float, _: int) -> str:
-    """Thousands as k and M; numbers below one as they are, not in thousandths."""
+    """Thousands as k and M; numbers below one without a prefix."""
     return EngFormatter(sep="")(value) if abs(value) >= 1000 else f"{value:.3g}"
 
 
 def _widened(low: float, high: float) -> tuple[float, float]:
-    """A margin, so that points on the border are whole."""
+    """The bounds with a margin, so that points on them are whole."""
     margin = 0.03 * (high - low)
     return low - margin, high + margin
 
 
 def descriptor_labels(task: str, size: int) -> list[str]:
-    """What the numbers of a descriptor are."""
-    if task.endswith("_omni"):
+    """Names of the dimensions of a task's descriptor."""
+    if task not in TASKS:
+        return [f"descriptor {i + 1}" for i in range(size)]
+    if robot(task).omni:
         return ["final x (m)", "final y (m)"]
     return ["share of steps on the foot"] if size == 1 else [f"foot {i + 1} on the ground" for i in range(size)]

@@ -14,7 +14,7 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import FixedLocator, FuncFormatter, NullLocator
 
 from qdhuac.errors import UserError
-from qdhuac.report.run_figures import tidy
+from qdhuac.report.run_figures import BASE, tidy
 from qdhuac.store import history, repertoire
 from qdhuac.store.run_folder import REPERTOIRE, RunDir
 from qdhuac.studies import statistics
@@ -25,22 +25,14 @@ Archive = tuple[np.ndarray, np.ndarray, Sequence[Sequence[float]]]  # descriptor
 COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#000000")
 DASHES: tuple[Any, ...] = ("-", "--", (0, (4, 1, 1, 1)), "-.", ":", (0, (6, 2)), (0, (1, 1)))
 MARKERS = "osD^vPX*<>h"
-STYLE: dict[str, Any] = {
+STYLE = BASE | {
     "font.size": 8,
-    "font.family": "sans-serif",
     "axes.titlesize": 9,
-    "axes.spines.top": False,
-    "axes.spines.right": False,
-    "axes.grid": True,
-    "axes.axisbelow": True,
     "grid.color": "#d0d0d0",
     "grid.linewidth": 0.5,
     "legend.frameon": False,
     "lines.linewidth": 1.6,
-    "svg.fonttype": "none",
-    "svg.hashsalt": "qdhuac",
     "pdf.fonttype": 42,
-    "text.parse_math": False,
 }
 # Metadata of each format: without a date, the same figure is the same file.
 FORMATS: dict[str, dict[str, Any]] = {"svg": {"Date": None}, "pdf": {"CreationDate": None}, "png": {}}

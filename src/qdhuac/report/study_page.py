@@ -5,18 +5,17 @@ from __future__ import annotations
 import base64
 import csv
 import io
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from html import escape
 from pathlib import Path
 
 from qdhuac import __version__
 from qdhuac.errors import RunFailed
-from qdhuac.report.run_page import POLICY
-from qdhuac.report.run_page import STYLE as PAGE_STYLE
+from qdhuac.report.run_page import document, html_table
 from qdhuac.store.files import replace_file
 from qdhuac.studies.results import TABLES, Results, Table, as_csv, collect, markdown, provenance, tables
 
-STYLE = PAGE_STYLE + "figure { background: #fff } figure img { max-width: 100%; height: auto; display: block }\n"
+STYLE = "figure { background: #fff } figure img { max-width: 100%; height: auto; display: block }\n"
 
 
 def write_report(folder: Path) -> tuple[Path, list[str]]:
@@ -64,20 +63,13 @@ def _html(results: Results, shown: dict[str, Table], pictures: Iterable[tuple[st
             f'<p class="sub">{escape(caption)}</p>'
         )
     for name, table in shown.items():
-        parts.append(f"<h2>{escape(TABLES[name][1])}</h2>" + _html_table(*table))
-    runs = _html_table(*provenance(results))
+        parts.append(f"<h2>{escape(TABLES[name][1])}</h2>" + html_table(*table))
+    runs = html_table(*provenance(results))
     parts.append(f"<h2>Runs</h2><details><summary>every run</summary>{runs}</details>")
     parts.append(
         f"<footer>Written by qdhuac {escape(__version__)} from config.toml and metrics.jsonl of each run.</footer>"
     )
-    return (
-        '<!doctype html>\n<html lang="en"><head><meta charset="utf-8">'
-        '<meta name="viewport" content="width=device-width, initial-scale=1">'
-        f'<meta http-equiv="Content-Security-Policy" content="{POLICY}">'
-        f"<title>{escape(study.name)} · qdhuac</title><style>{STYLE}</style></head>\n<body>\n"
-        + "\n".join(parts)
-        + "\n</body></html>\n"
-    )
+    return document(f"{study.name} · qdhuac", parts, STYLE)
 
 
 def _count(results: Results) -> str:
@@ -86,12 +78,6 @@ def _count(results: Results) -> str:
 
 def _html_list(lines: Iterable[str]) -> str:
     return "<ul>" + "".join(f"<li>{escape(line)}</li>" for line in lines) + "</ul>"
-
-
-def _html_table(head: Iterable[str], rows: Iterable[Sequence[str]]) -> str:
-    top = "".join(f"<th>{escape(h)}</th>" for h in head)
-    body = "".join("<tr>" + "".join(f"<td>{escape(cell)}</td>" for cell in row) + "</tr>" for row in rows)
-    return f'<div class="wide"><table><thead><tr>{top}</tr></thead><tbody>{body}</tbody></table></div>'
 
 
 def _markdown(results: Results, shown: dict[str, Table]) -> str:

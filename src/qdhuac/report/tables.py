@@ -1,22 +1,20 @@
-"""Small tables for the terminal."""
+"""Tables for the terminal."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from typing import Any
 
-from qdhuac.text import number, shown
+from qdhuac.text import METRICS, number, shown
 
+# The metrics of a re-evaluated archive.
 EVALUATED = {
-    "qd_score": "QD score",
-    "coverage": "coverage",
-    "max_fitness": "max fitness",
-    "mean_fitness": "mean fitness",
+    name: METRICS.get(name, "mean fitness") for name in ("qd_score", "coverage", "max_fitness", "mean_fitness")
 }
 
 
 def evaluation_rows(summary: Mapping[str, Any]) -> list[tuple[str, str, str]]:
-    """Each metric of an archive: its name, as stored, and as evaluated again."""
+    """Return a row for each metric: its name, stored, and evaluated again."""
     return [
         (label, shown(key, summary["stored"].get(key)), shown(key, summary["again"].get(key)))
         for key, label in EVALUATED.items()
@@ -24,7 +22,7 @@ def evaluation_rows(summary: Mapping[str, Any]) -> list[tuple[str, str, str]]:
 
 
 def print_evaluation(summary: Mapping[str, Any]) -> None:
-    """The stored archive beside its re-evaluation."""
+    """Print the stored archive and its re-evaluation."""
     from rich.console import Console
     from rich.table import Table
 
@@ -43,7 +41,7 @@ def print_evaluation(summary: Mapping[str, Any]) -> None:
 
 
 def print_adaptation(result: Mapping[str, Any]) -> None:
-    """The trials, the individual that was found, and how to get it out."""
+    """Print the trials of an adaptation, the policy that was found, and the command that exports it."""
     from rich.console import Console
     from rich.table import Table
 

@@ -1,4 +1,4 @@
-"""Pytrees as named arrays and back, for files that hold no code."""
+"""Conversion between pytrees and named arrays, which files hold."""
 
 from __future__ import annotations
 
@@ -13,13 +13,22 @@ from qdhuac.types import Array
 
 
 def flatten(tree: Any) -> dict[str, np.ndarray]:
-    """Every leaf by its path, such as `algorithm/archive/fitness`."""
+    """Return the leaves of a pytree by their paths, such as `algorithm/archive/fitness`."""
     leaves, _ = jax.tree_util.tree_flatten_with_path(tree)
     return {_name(path): _to_numpy(leaf) for path, leaf in leaves}
 
 
 def unflatten(template: Any, arrays: dict[str, np.ndarray], where: str) -> Any:
-    """The tree shaped like `template` (arrays or shapes) from named arrays; `where` names the file in an error."""
+    """Return named arrays as a pytree.
+
+    Args:
+        template: a pytree of arrays or of shapes.
+        arrays: the leaves by their paths.
+        where: the file that they come from, for errors.
+
+    Raises:
+        UserError: an array is missing or unknown, or has another shape or type.
+    """
     leaves, structure = jax.tree_util.tree_flatten_with_path(template)
     names = [_name(path) for path, _ in leaves]
     if different := sorted(set(names) ^ set(arrays)):
@@ -40,12 +49,12 @@ def _is_key(leaf: Any) -> bool:
 
 def _to_numpy(leaf: Any) -> np.ndarray:
     array = np.asarray(jax.random.key_data(leaf) if _is_key(leaf) else leaf)
-    # A view is not enough for safetensors, which writes the buffer as it lies in memory.
+    # safetensors writes the memory of an array as it is, so it must be contiguous.
     return np.ascontiguousarray(array.view(_storage(array.dtype))).reshape(array.shape)
 
 
 def _storage(dtype: np.dtype) -> np.dtype:
-    """The type in the file: NumPy's own as it is, others (bfloat16, float8) as unsigned integers of the same width."""
+    """The type in a file: NumPy's own types, and unsigned integers in place of others (bfloat16, float8)."""
     return dtype if dtype.isbuiltin == 1 else np.dtype(f"u{dtype.itemsize}")
 
 
@@ -62,7 +71,7 @@ def _from_numpy(name: str, like: Any, array: np.ndarray, where: str) -> Array:
 
 
 def _key_impl(like: Any) -> str:
-    """The generator of a key of which only the shape is known."""
+    """The random number generator of a key that is only a shape."""
     found: list[Any] = []
 
     def look(key: Array) -> Array:

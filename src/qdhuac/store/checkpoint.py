@@ -1,12 +1,13 @@
-"""Checkpoints: the complete state of a run in one folder, with hashes; written aside and renamed into place.
+"""Checkpoints: the complete state of a run in one folder, with hashes. Does not need JAX.
 
 `checkpoints/<generation>-<updates>/` holds `state.safetensors`, copies of `config.toml`, `metrics.jsonl` and
-`history.jsonl` as they were at that moment, and `manifest.json` with the size and SHA-256 of each and of itself. The
-checkpoint of generation 0 has no `state.safetensors`: that state follows from the configuration. Does not need JAX.
+`history.jsonl`, and `manifest.json` with the size and SHA-256 of every file and of itself. The checkpoint of generation
+0 has no `state.safetensors`: that state follows from the configuration. A checkpoint is written under a temporary name
+and renamed when it is complete.
 
-A large array, which is the replay buffer, is cut into pieces `<array>-<piece>.bin`. A piece of zeros has no file. One
-that is as it was in the checkpoint before the last is linked from there, not written again: from that one, so that the
-two newest never share a file, and damage to one leaves the other whole.
+A large array, such as the replay buffer, is split into pieces `<array>-<piece>.bin`. A piece of zeros has no file. A
+piece that has not changed since the checkpoint before the last one is a hard link to it. The two newest checkpoints
+never share a file, so that damage to one leaves the other intact.
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ if TYPE_CHECKING:
 
 SCHEMA = 2
 KEEP = 2
-LARGE = 1 << 26  # bytes from which on an array is cut
+LARGE = 1 << 26  # bytes; arrays of this size or more are split
 PIECE = 1 << 24  # bytes
 STATE, MANIFEST = "state.safetensors", "manifest.json"
 TEXTS = ("config.toml", "metrics.jsonl", "history.jsonl")
@@ -39,21 +40,21 @@ _PIECE_NAME = re.compile(r"[0-9]{3}-[0-9]{6}\.bin")
 
 
 class Damaged(Exception):
-    """A checkpoint that is not what was written."""
+    """A checkpoint differs from what was written."""
 
 
 class Checkpoint(NamedTuple):
-    """A checkpoint read back and found intact."""
+    """An intact checkpoint, read from disk."""
 
     path: Path
     record: dict[str, Any]  # what was given to `save`
     texts: dict[str, bytes]  # config.toml, metrics.jsonl, history.jsonl
     arrays: dict[str, np.ndarray] | None  # None: the state of generation 0
-    damaged: list[str]  # newer checkpoints that had to be passed over, and why
+    damaged: list[str]  # newer checkpoints that were skipped, and why
 
 
 def name(generation: int, updates: int) -> str:
-    """Folder name of a checkpoint; names sort by age."""
+    """Return the folder name of a checkpoint."""
     return f"{generation:08d}-{updates:012d}"
 
 
@@ -67,24 +68,20 @@ def save(
     try:
         for file, data in texts.items():
             write_synced(temporary / file, data)
+        large = [(name, array) for name, array in sorted((arrays or {}).items()) if array.nbytes >= LARGE]
         if arrays is not None:
             from safetensors.numpy import save as serialise
 
-            # Not written by safetensors itself, whose error on a full disk is not an OSError.
+            # Not `save_file`, whose error on a full disk is not an OSError.
             write_synced(temporary / STATE, serialise({k: v for k, v in arrays.items() if v.nbytes < LARGE}))
         files = {p.name: {"size": p.stat().st_size, "sha256": sha256(p)} for p in sorted(temporary.iterdir())}
-        manifest: dict[str, Any] = {"schema": SCHEMA, "record": dict(record), "files": files, "large": {}}
         source = _before_the_last(root, target)
-        large = [name for name, array in sorted((arrays or {}).items()) if array.nbytes >= LARGE]
-        for index, array_name in enumerate(large):
-            array = (arrays or {})[array_name]
-            pieces = _write_pieces(temporary, index, array, source, files)
-            shape = [int(n) for n in array.shape]
-            manifest["large"][array_name] = {"dtype": array.dtype.str, "shape": shape, "pieces": pieces}
+        pieces = {n: _write_pieces(temporary, i, array, source, files) for i, (n, array) in enumerate(large)}
+        manifest = {"schema": SCHEMA, "record": dict(record), "files": files, "large": pieces}
         manifest["digest"] = _digest(manifest)
         write_synced(temporary / MANIFEST, _serialised(manifest))
         sync(temporary)
-        if target.exists():  # one more save at the same instant, or a damaged one that is made again
+        if target.exists():  # saved twice at the same moment, or a damaged checkpoint that is repeated
             target.rename(root / f"old-{folder}")
         temporary.rename(target)
         sync(root)
@@ -95,24 +92,12 @@ def save(
     return target
 
 
-def newest(root: Path) -> Checkpoint:
-    """The newest checkpoint whose small files are intact, without its arrays: cheap, for a look at the counters."""
-    return _first_intact(root, with_arrays=False)
+def load(root: Path, *, with_arrays: bool = True) -> Checkpoint:
+    """Read the newest intact checkpoint.
 
-
-def load(root: Path) -> Checkpoint:
-    """The newest intact checkpoint; `damaged` says which ones were not. A UserError if there is none."""
-    return _first_intact(root, with_arrays=True)
-
-
-def set_aside(root: Path, found: Checkpoint) -> None:
-    """Rename checkpoints newer than `found`: they are damaged, and their generations are repeated."""
-    for path in _folders(root):
-        if _age(path) > _age(found.path):
-            path.rename(path.with_name(f"damaged-{path.name}"))
-
-
-def _first_intact(root: Path, with_arrays: bool) -> Checkpoint:
+    Raises:
+        UserError: there is none, or it was written by another version of qdhuac.
+    """
     damaged: list[str] = []
     for path in reversed(_folders(root)):
         try:
@@ -120,6 +105,18 @@ def _first_intact(root: Path, with_arrays: bool) -> Checkpoint:
         except (Damaged, OSError) as error:
             damaged.append(f"{path.name}: {error}")
     raise UserError(f"{root}: no intact checkpoint ({'; '.join(damaged) or 'none was ever written'})")
+
+
+def newest(root: Path) -> Checkpoint:
+    """Read the newest checkpoint whose small files are intact, without its arrays."""
+    return load(root, with_arrays=False)
+
+
+def set_aside(root: Path, found: Checkpoint) -> None:
+    """Rename the checkpoints newer than `found`: they are damaged, and their generations are repeated."""
+    for path in _folders(root):
+        if _age(path) > _age(found.path):
+            path.rename(path.with_name(f"damaged-{path.name}"))
 
 
 def _read(path: Path, with_arrays: bool) -> Checkpoint:
@@ -142,7 +139,7 @@ def _read(path: Path, with_arrays: bool) -> Checkpoint:
 
 
 def _checked(path: Path, file: str, files: Mapping[str, Any]) -> bytes:
-    """The content of a file, if it is what the manifest says."""
+    """The content of a file that matches the manifest."""
     content, expected = path / file, files.get(file)
     if not isinstance(expected, dict) or not content.is_file():
         raise Damaged(f"{file} is missing")
@@ -158,7 +155,7 @@ def _read_manifest(path: Path) -> dict[str, Any]:
     try:
         data = path.read_bytes()
         manifest = json.loads(data)
-        # Compared as text too: where a blank has been damaged, more may have been.
+        # The text is compared as well: a changed blank is damage too.
         intact = manifest["digest"] == _digest(manifest) and data == _serialised(manifest)
         schema = manifest["schema"]
     except FileNotFoundError:
@@ -167,7 +164,7 @@ def _read_manifest(path: Path) -> dict[str, Any]:
         raise Damaged(f"{MANIFEST} is not readable") from None
     if not intact:
         raise Damaged(f"{MANIFEST} does not match its hash")
-    if schema != SCHEMA:  # intact, but of another version of qdhuac: falling back would lose work
+    if schema != SCHEMA:  # an older checkpoint would not help, and would lose work
         raise UserError(f"{path}: checkpoint schema {schema}; this version of qdhuac reads: {SCHEMA}")
     return manifest
 
@@ -182,7 +179,7 @@ def _serialised(manifest: Mapping[str, Any]) -> bytes:
 
 
 def _before_the_last(root: Path, target: Path) -> tuple[Path, dict[str, Any]]:
-    """The checkpoint that is removed once `target` is written, and its files; nothing if it is missing or damaged."""
+    """The checkpoint that `target` will replace, and its files; no files if it is missing or damaged."""
     others = [p for p in _folders(root) if p != target]
     try:
         return others[-KEEP], _read_manifest(others[-KEEP] / MANIFEST)["files"]
@@ -192,10 +189,10 @@ def _before_the_last(root: Path, target: Path) -> tuple[Path, dict[str, Any]]:
 
 def _write_pieces(
     folder: Path, index: int, array: np.ndarray, source: tuple[Path, dict[str, Any]], files: dict[str, Any]
-) -> list[str | None]:
-    """An array as files, which are entered in `files`; the names of its pieces, None for one of zeros."""
+) -> dict[str, Any]:
+    """Write an array in pieces and add them to `files`. Returns the array's entry in the manifest."""
     content = array.reshape(-1).view("u1")
-    names: list[str | None] = []
+    names: list[str | None] = []  # None: a piece of zeros
     for start in range(0, len(content), PIECE):
         piece = content[start : start + PIECE]
         if not piece[:64].any() and not piece.any():
@@ -205,13 +202,11 @@ def _write_pieces(
         files[file] = {"size": len(piece), "sha256": hashlib.sha256(piece.data).hexdigest()}
         names.append(file)
         if source[1].get(file) == files[file]:
-            try:
+            with contextlib.suppress(OSError):  # the file system may not have hard links
                 os.link(source[0] / file, folder / file)
                 continue
-            except OSError:  # removed meanwhile, or a file system without links
-                pass
         write_synced(folder / file, piece.data)
-    return names
+    return {"dtype": array.dtype.str, "shape": list(array.shape), "pieces": names}
 
 
 def _read_pieces(path: Path, entry: Mapping[str, Any], files: Mapping[str, Any]) -> np.ndarray:
@@ -233,7 +228,7 @@ def _read_pieces(path: Path, entry: Mapping[str, Any], files: Mapping[str, Any])
 
 
 def _folders(root: Path) -> list[Path]:
-    """Checkpoints, oldest first; anything else in the folder is not one."""
+    """The folders of checkpoints, oldest first."""
     try:
         return sorted((p for p in root.iterdir() if _NAME.fullmatch(p.name)), key=_age)
     except (FileNotFoundError, NotADirectoryError):

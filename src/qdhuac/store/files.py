@@ -1,4 +1,4 @@
-"""Writing files so that a crash leaves either the old content or the new one, never a mixture."""
+"""Atomic writes: after a crash a file has either its old content or its new one."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from pathlib import Path
 
 
 def sync(path: Path) -> None:
-    """Force a file or a folder to the disk."""
+    """Flush a file or a folder to the disk."""
     descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)
@@ -17,15 +17,15 @@ def sync(path: Path) -> None:
 
 
 def write_synced(path: Path, data: bytes | memoryview) -> None:
-    """Write a new file and force it to the disk; for files in a folder that is itself renamed into place."""
-    with path.open("xb") as file:  # refuses to write through a link
+    """Write a new file and flush it to the disk. Raises FileExistsError if it exists."""
+    with path.open("xb") as file:  # does not follow a link
         file.write(data)
         file.flush()
         os.fsync(file.fileno())
 
 
 def replace_file(path: Path, data: bytes) -> None:
-    """Replace a file's content atomically."""
+    """Replace the content of a file atomically."""
     temporary = path.with_name(f".{path.name}.tmp")
     try:
         temporary.unlink(missing_ok=True)
@@ -37,6 +37,6 @@ def replace_file(path: Path, data: bytes) -> None:
 
 
 def sha256(path: Path) -> str:
-    """Hash of a file's content, read in pieces."""
+    """Return the SHA-256 of a file."""
     with path.open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()

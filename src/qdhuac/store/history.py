@@ -1,4 +1,4 @@
-"""The archive at every generation, rebuilt from which individual entered which slot. Genotypes are not stored."""
+"""The archive at every generation, without genotypes: rebuilt from the slots that individuals took."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ NEVER = np.iinfo(np.int64).max
 
 
 class History(NamedTuple):
-    """All `M` individuals that were ever in the archive, in the order in which they entered it."""
+    """The `M` individuals that were ever in the archive, in the order in which they entered it."""
 
     came: np.ndarray  # [M] generation in which it entered
-    gone: np.ndarray  # [M] generation in which another individual took the slot, or NEVER
+    gone: np.ndarray  # [M] generation in which another individual replaced it, or NEVER
     slot: np.ndarray  # [M]
     id: np.ndarray  # [M]
     parents: np.ndarray  # [M, 2] ids, -1 where there is none
@@ -23,12 +23,12 @@ class History(NamedTuple):
     descriptor: np.ndarray  # [M, D]
 
     def at(self, generation: int) -> np.ndarray:
-        """The indices of the individuals in the archive after a generation, in the order of their slots."""
+        """Return the indices of the individuals in the archive after a generation, ordered by slot."""
         (present,) = np.nonzero((self.came <= generation) & (generation < self.gone))
         return present[np.argsort(self.slot[present])]
 
     def lineage(self, id: int, most: int = 100) -> list[int]:
-        """An individual and its first parents, back to one without a parent or outside of the history; indices."""
+        """Return the indices of an individual and its chain of first parents, as far as the history has them."""
         where = {int(one): index for index, one in enumerate(self.id)}
         line: list[int] = []
         while id in where and len(line) < most and where[id] not in line:
@@ -38,7 +38,7 @@ class History(NamedTuple):
 
 
 def rebuild(rows: Sequence[Mapping[str, Any]], descriptor_size: int) -> History:
-    """The history in the lines of `RunDir.read_history`."""
+    """Return the history in the rows of `RunDir.read_history`."""
 
     def column(name: str, dtype: Any, *shape: int) -> np.ndarray:
         return np.array([value for row in rows for value in row[name]], dtype).reshape(-1, *shape)

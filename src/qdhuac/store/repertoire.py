@@ -1,7 +1,7 @@
 """`repertoire.safetensors`: the archive of a run, without the learner and the replay buffer.
 
-Tensors: `genotypes/...`, `fitness`, `descriptor`, `provenance/...`, occupied slots only, and `metadata` (JSON text in
-the file's header) with the task, the sizes of the policy, versions, and a hash over everything.
+The arrays `genotypes/...`, `fitness`, `descriptor` and `provenance/...` have a row for each occupied slot. The header
+has `metadata`, a JSON object with the task, the sizes of the policy and versions, and a hash of everything.
 """
 
 from __future__ import annotations
@@ -22,12 +22,12 @@ if TYPE_CHECKING:
 
     from qdhuac.types import Individuals
 
-_ARCHIVE = "algorithm/archive/"  # where a checkpoint has the same arrays, empty slots included
+_ARCHIVE = "algorithm/archive/"  # the same arrays in a checkpoint, with empty slots
 Repertoire = tuple[dict[str, "np.ndarray"], dict[str, Any]]  # arrays by name, metadata
 
 
 def write(path: Path, state: Mapping[str, np.ndarray], metadata: Mapping[str, Any]) -> None:
-    """Replace the file by the occupied slots of the archive in a run's named arrays."""
+    """Write the archive in the named arrays of a run's state."""
     from safetensors.numpy import save
 
     arrays = _occupied(state)
@@ -36,7 +36,11 @@ def write(path: Path, state: Mapping[str, np.ndarray], metadata: Mapping[str, An
 
 
 def find(folder: RunDir) -> Repertoire:
-    """The repertoire of a run; if the file is missing or damaged, the archive of the newest intact checkpoint."""
+    """Read the repertoire of a run, or the archive of its newest checkpoint if the file is missing or damaged.
+
+    Raises:
+        UserError: the run has saved nothing yet, or neither is readable.
+    """
     try:
         return read(folder.path / REPERTOIRE)
     except UserError as error:
@@ -51,7 +55,7 @@ def find(folder: RunDir) -> Repertoire:
 
 
 def read(path: Path) -> Repertoire:
-    """Arrays by name and the metadata, or a UserError if the file is missing or not what was written."""
+    """Read a repertoire. Raises UserError if the file is missing, damaged or no repertoire."""
     from safetensors import SafetensorError, safe_open
 
     try:
@@ -60,7 +64,7 @@ def read(path: Path) -> Repertoire:
             arrays = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 (not a dict)
         text = header["metadata"]
         if header["sha256"] != _digest(text, arrays):
-            raise UserError(f"{path}: does not match its hash; it is damaged (a resumed run writes it anew)")
+            raise UserError(f"{path}: does not match its hash; it is damaged (resuming the run writes it again)")
         metadata = json.loads(text)
         _check(arrays, metadata)
     except FileNotFoundError:
@@ -71,23 +75,20 @@ def read(path: Path) -> Repertoire:
 
 
 def genotypes(arrays: Mapping[str, np.ndarray]) -> Any:
-    """The genotypes as nested dictionaries of arrays [N, ...]; one array if that is all a genotype is."""
+    """Return the genotypes as nested dictionaries of arrays [N, ...], or as one array."""
     tree: dict[str, Any] = {}
     for name, array in arrays.items():
-        room, *path = name.split("/")
-        if room != "genotypes":
-            continue
-        if not path:
-            return array
-        node = tree
-        for step in path[:-1]:
-            node = node.setdefault(step, {})
-        node[path[-1]] = array
-    return tree
+        part, *path = name.split("/")
+        if part == "genotypes":
+            node = tree
+            for step in path[:-1]:
+                node = node.setdefault(step, {})
+            node["".join(path[-1:])] = array
+    return tree.get("", tree)  # an array that is the whole genotype has no path
 
 
 def individuals(arrays: Mapping[str, np.ndarray]) -> Individuals:
-    """The individuals as the archives of this package have them, in JAX."""
+    """Return the individuals as JAX arrays."""
     import jax
     import jax.numpy as jnp
 
@@ -107,7 +108,7 @@ def _occupied(state: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
 
 
 def _check(arrays: Mapping[str, np.ndarray], metadata: Any) -> None:
-    """A ValueError unless these are individuals: a hash shows that a file is whole, not that it makes sense."""
+    """Raise ValueError unless these are individuals. A hash shows that a file is intact, not that it makes sense."""
     import numpy as np
 
     fitness, descriptor = arrays["fitness"], arrays["descriptor"]
@@ -119,6 +120,9 @@ def _check(arrays: Mapping[str, np.ndarray], metadata: Any) -> None:
         raise ValueError("its arrays do not fit together")
     if bounds.shape != (2, descriptor.shape[1]) or not np.isfinite(bounds).all():
         raise ValueError("its descriptor bounds do not fit its descriptors")
+    operators = metadata.get("operators", [])
+    if not isinstance(operators, list) or not all(isinstance(name, str) for name in operators):
+        raise ValueError("its operators are not names")
     if not all(np.isfinite(a).all() for a in (fitness, descriptor)):
         raise ValueError("its fitness or descriptors are not finite")
     names = {name for name in arrays if name.split("/")[0] == "genotypes"}

@@ -1,4 +1,4 @@
-"""What a run has found, for use in Python: `qdhuac.load(RUN_DIR)`."""
+"""The results of a run, for use in Python: `qdhuac.load(RUN_DIR)`."""
 
 from __future__ import annotations
 
@@ -44,10 +44,10 @@ class Policy:
 
 @dataclasses.dataclass(frozen=True)
 class Run:
-    """What a run has found, as `qdhuac.load` reads it.
+    """The results of a run, as `qdhuac.load` reads them.
 
     `len(run)` is the number of policies N. `archive` holds the arrays of `repertoire.safetensors` by name, `config` the
-    configuration, and `metadata` what the repertoire says about its task.
+    configuration, and `metadata` the facts about task and policy that are stored with the archive.
     """
 
     folder: RunDir
@@ -77,7 +77,6 @@ class Run:
     @property
     def policies(self) -> list[Policy]:
         """All policies in the order of the archive."""
-        self.require_individuals()
         return [self.policy(i) for i in range(len(self))]
 
     @property
@@ -91,13 +90,13 @@ class Run:
         return require("pandas", "pandas").DataFrame(self.folder.read_metrics())
 
     def nearest(self, descriptor: Sequence[float]) -> Policy:
-        """The policy whose descriptor is nearest, each dimension divided by the width of its bounds.
+        """Return the policy with the nearest descriptor. Distances are relative to the width of each bound.
 
         Args:
             descriptor: the wanted descriptor [D].
 
         Raises:
-            UserError: it does not have D numbers, or one is outside of its bounds, or the archive is empty.
+            UserError: it does not have D numbers within their bounds, or the archive is empty.
         """
         self.require_individuals()
         low, high = np.asarray(self.metadata["descriptor_bounds"], float)
@@ -110,55 +109,54 @@ class Run:
         return self.policy(int(distance.argmin()))
 
     def by_id(self, number: int) -> Policy:
-        """The policy of an individual by its id, which the explorer and the history show.
+        """Return the policy of an individual by its id, as the explorer and the history show it.
 
         Raises:
             UserError: the archive does not hold this individual.
         """
         (rows,) = np.nonzero(self.archive["provenance/id"] == number)
         if not len(rows):
-            raise UserError(f"individual {number} is not in the archive, or not any more")
+            raise UserError(f"individual {number} is not in the archive")
         return self.policy(int(rows[0]))
 
     def policy(self, index: int) -> Policy:
-        """The policy in a row of the archive, from 0 to N - 1.
+        """Return the policy in a row of the archive, from 0 to N - 1.
 
         Raises:
-            UserError: there is no such row, or the genotypes are not policies.
+            UserError: the row does not exist, or the genotypes are not policies.
         """
         self.require_individuals()
         if not 0 <= index < len(self):
-            raise UserError(f"slot {index} is empty; the archive has policies 0 to {len(self) - 1}")
-        sizes = self.metadata.get("policy")
-        if not isinstance(sizes, dict):
-            raise UserError(f"{self.folder.path}: its genotypes are not policies")
+            raise UserError(f"there is no policy {index}; the archive has policies 0 to {len(self) - 1}")
         try:
-            widths = (sizes["obs_size"], *sizes["hidden"], sizes["action_size"])
-            names = [f"genotypes/Dense_{i}" for i in range(len(widths) - 1)]
-            layers = [(self.archive[f"{n}/kernel"][index], self.archive[f"{n}/bias"][index]) for n in names]
-            shapes = [(kernel.shape, bias.shape) for kernel, bias in layers]
-        except (KeyError, TypeError):
-            shapes, widths = [], ()
-        if not shapes or shapes != [((m, n), (n,)) for m, n in itertools.pairwise(widths)]:
-            raise UserError(f"{self.folder.path}: its genotypes do not have the sizes that its metadata names")
+            sizes = self.metadata["policy"]
+            widths = itertools.pairwise((sizes["obs_size"], *sizes["hidden"], sizes["action_size"]))
+            names = [(f"genotypes/Dense_{i}", m, n) for i, (m, n) in enumerate(widths)]
+            layers = [
+                (self.archive[f"{name}/kernel"][index], self.archive[f"{name}/bias"][index]) for name, *_ in names
+            ]
+            if [(kernel.shape, bias.shape) for kernel, bias in layers] != [((m, n), (n,)) for _, m, n in names]:
+                raise ValueError
+        except (KeyError, TypeError, ValueError):
+            raise UserError(f"{self.folder.path}: its genotypes are not policies") from None
         descriptor = tuple(float(x) for x in self.descriptor[index])
         number = int(self.archive["provenance/id"][index])
         return Policy(index, number, float(self.fitness[index]), descriptor, layers)
 
     def require_individuals(self) -> None:
-        """Refuse an empty archive."""
+        """Raise UserError if the archive is empty."""
         if not len(self):
             raise UserError(f"{self.folder.path}: the archive is empty")
 
 
 def load(run_dir: str | os.PathLike[str]) -> Run:
-    """Read what a run has found: its archive, its policies and its metrics. Nothing is changed, no code is run.
+    """Read the archive, the policies and the metrics of a run. No file is changed, and no code is run.
 
     Args:
-        run_dir: the folder of a run, which may still be training.
+        run_dir: the folder of a run, also of one that is still training.
 
     Returns:
-        The run. Damaged files are read from a checkpoint instead, with a warning.
+        The run. A checkpoint stands in for damaged files, with a warning.
 
     Raises:
         UserError: this is not a run folder, or it has saved nothing yet.
@@ -170,7 +168,7 @@ def load(run_dir: str | os.PathLike[str]) -> Run:
 
 
 def load_run(run_dir: str | os.PathLike[str]) -> Run:
-    """As `load`, but what is wrong with the files is left in `folder.notes`."""
+    """Read a run as `load` does, but leave the warnings in `folder.notes`."""
     folder = RunDir.open(Path(run_dir))
     config = folder.read_config()
     return Run(folder, config, *repertoire.find(folder))

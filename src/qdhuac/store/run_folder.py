@@ -1,4 +1,4 @@
-"""The folder of a run: its lock, its configuration, its metrics and its history. Does not need JAX."""
+"""The folder of a run: its lock, configuration, metrics and history. Does not need JAX."""
 
 from __future__ import annotations
 
@@ -16,105 +16,100 @@ from typing import Any
 from qdhuac import config as configuration
 from qdhuac.algorithms import specs
 from qdhuac.config import Config
-from qdhuac.errors import RunFailed, UserError
+from qdhuac.errors import RunFailed, UserError, os_errors_as, reason
 from qdhuac.store import checkpoint
 from qdhuac.store.files import replace_file, write_synced
 
-CONFIG, METRICS, HISTORY, REPERTOIRE, REPORT, LOCK = (
-    "config.toml",
-    "metrics.jsonl",
-    "history.jsonl",
-    "repertoire.safetensors",
-    "report.html",
-    ".lock",
-)
-EVALUATION = "evaluation.json"
-_HEADER = "# The configuration of this run. To train on: qdhuac resume RUN_DIR --generations N\n\n"
-_CHECKSUM = "\n# sha256 "
+CONFIG, METRICS, HISTORY = checkpoint.TEXTS
+REPERTOIRE, REPORT, EVALUATION, LOCK = "repertoire.safetensors", "report.html", "evaluation.json", ".lock"
 # The columns of the history, and whether they hold whole numbers.
 COLUMNS = {"slot": True, "id": True, "parents": True, "operator": True, "fitness": False, "descriptor": False}
-_LARGEST_CONFIG = 100_000  # bytes; ours have about 2 000
-_CRC = ', "crc": "'  # each line of metrics and of history ends with a checksum over what stands before this
+_HEADER = "# The configuration of this run. To continue it: qdhuac resume RUN_DIR --generations N\n\n"
+_CHECKSUM = "\n# sha256 "
+_LARGEST_CONFIG = 100_000  # bytes; real ones have about 2 000
+_CRC = ', "crc": "'  # a line of metrics or history ends with a checksum of the text before this
 
 
 class RunDir:
-    """A run folder. Open it with `create` or `open`; `lock` it before changing anything; `with` unlocks it."""
+    """A run folder. Make one with `create` or `open`; call `lock` before changing it. A `with` block unlocks it."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
-        self.checkpoints = path / "checkpoints"
-        self.notes: list[str] = []  # what the user should be told about the state of the folder
+        self.notes: list[str] = []  # warnings about the state of the folder
         self._lock: int | None = None
-        self._made: list[Path] = []  # folders above it that `create` had to make, the innermost first
+        self._made: list[Path] = []  # parent folders that `create` had to make, the innermost first
+
+    @property
+    def checkpoints(self) -> Path:
+        """The folder of the checkpoints."""
+        return self.path / "checkpoints"
 
     @classmethod
     def create(cls, path: Path, config: Config) -> RunDir:
-        """A new, locked run folder with its configuration and the checkpoint of generation 0; it appears as a whole."""
+        """Make a new, locked run folder with its configuration and the checkpoint of generation 0.
+
+        Raises:
+            UserError: the folder exists already, or cannot be created.
+        """
         _check_name(path)
         if os.path.lexists(path):
             raise UserError(f"--run-dir {path}: exists already; name a new folder, or: qdhuac resume {path}")
-        ancestor, made = path.absolute().parent, []
-        while not os.path.lexists(ancestor):
-            made.append(ancestor)
-            ancestor = ancestor.parent
+        parents = path.absolute().parents
+        ancestor = next(parent for parent in parents if os.path.lexists(parent))
         if not ancestor.is_dir():
             raise UserError(f"--run-dir {path}: {ancestor} is not a folder")
         if not os.access(ancestor, os.W_OK | os.X_OK):
             raise UserError(f"--run-dir {path}: no write permission in {ancestor}")
-        temporary = path.with_name(f".{path.name[:100]}.{os.getpid()}.tmp")
-        run = cls(temporary)
-        run._made = made
-        try:
-            temporary.mkdir(parents=True)
-            run.lock()
-            text = _with_checksum(config)
-            write_synced(temporary / CONFIG, text)
-            write_synced(temporary / METRICS, b"")
-            write_synced(temporary / HISTORY, b"")
-            checkpoint.save(run.checkpoints, checkpoint.name(0, 0), {}, run.texts(), None)
-            temporary.rename(path)
-        except OSError as error:
-            run.remove()
-            raise UserError(f"--run-dir {path}: cannot be created ({error.strerror or error})") from None
-        run.path, run.checkpoints = path, path / "checkpoints"
+        run = cls(path.with_name(f".{path.name[:100]}.{os.getpid()}.tmp"))
+        run._made = [parent for parent in parents if not os.path.lexists(parent)]
+        with os_errors_as(UserError, f"--run-dir {path}: cannot be created"):
+            try:
+                run.path.mkdir(parents=True)
+                run.lock()
+                for file, data in {CONFIG: _with_checksum(config), METRICS: b"", HISTORY: b""}.items():
+                    write_synced(run.path / file, data)
+                checkpoint.save(run.checkpoints, checkpoint.name(0, 0), {}, run.texts(), None)
+                run.path.rename(path)
+            except OSError:
+                run.remove()
+                raise
+        run.path = path
         return run
 
     @classmethod
     def open(cls, path: Path) -> RunDir:
-        """An existing run folder."""
+        """Open an existing run folder. Raises UserError if it is not one, or has links in place of its files."""
         _check_name(path)
-        try:
-            entries = {entry.name: entry for entry in os.scandir(path)} if path.is_dir() else {}
-        except OSError as error:
-            raise UserError(f"{path}: cannot be read ({error.strerror})") from None
-        if not path.exists():
-            raise UserError(f"{path}: no such folder")
-        for name in (CONFIG, METRICS, HISTORY, REPERTOIRE, REPORT, LOCK, EVALUATION, "checkpoints"):
-            # A folder from elsewhere must not make us write outside of it.
-            if name in entries and entries[name].is_symlink():
-                raise UserError(f"{path / name}: is a link; a run folder must hold its own files")
-        if not path.is_dir() or not ((path / CONFIG).is_file() or (path / "checkpoints").is_dir()):
-            raise UserError(f"{path}: not a run folder (expected config.toml and checkpoints/, as qdhuac train makes)")
-        return cls(path)
+        run = cls(path)
+        with os_errors_as(UserError, f"{path}: cannot be read"):
+            if not path.exists():
+                raise UserError(f"{path}: no such folder")
+            for name in (*checkpoint.TEXTS, REPERTOIRE, REPORT, EVALUATION, LOCK, run.checkpoints.name):
+                # A folder from elsewhere must not make us write outside of it.
+                if (path / name).is_symlink():
+                    raise UserError(f"{path / name}: is a link; a run folder must hold its own files")
+            if not ((path / CONFIG).is_file() or run.checkpoints.is_dir()):
+                raise UserError(
+                    f"{path}: not a run folder (expected config.toml and checkpoints/, as qdhuac train makes)"
+                )
+        return run
 
     def lock(self) -> None:
-        """Keep other processes out until this one ends; the kernel releases the lock even after a crash."""
+        """Refuse other processes until this one ends. The kernel releases the lock even after a crash."""
         try:
             self._lock = os.open(self.path / LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o644)
             fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            self.unlock()
-            raise UserError(f"{self.path}: in use by another qdhuac process") from None
         except OSError as error:
             self.unlock()
-            raise UserError(f"{self.path}: no write permission ({error.strerror})") from None
+            if isinstance(error, BlockingIOError):
+                raise UserError(f"{self.path}: in use by another qdhuac process") from None
+            raise UserError(f"{self.path}: no write permission ({reason(error)})") from None
 
-    def remove(self) -> None:
-        """Remove a folder that has just been created, and the folders above it that were made for it."""
-        shutil.rmtree(self.path, ignore_errors=True)
-        for folder in self._made:
-            with contextlib.suppress(OSError):
-                folder.rmdir()
+    def unlock(self) -> None:
+        """Release the lock."""
+        if self._lock is not None:
+            os.close(self._lock)
+            self._lock = None
 
     def __enter__(self) -> RunDir:
         return self
@@ -122,49 +117,48 @@ class RunDir:
     def __exit__(self, *_: object) -> None:
         self.unlock()
 
-    def unlock(self) -> None:
-        """Let other processes in."""
-        if self._lock is not None:
-            os.close(self._lock)
-            self._lock = None
+    def remove(self) -> None:
+        """Remove a folder that has just been created, and the parent folders that were made for it."""
+        shutil.rmtree(self.path, ignore_errors=True)
+        for folder in self._made:
+            with contextlib.suppress(OSError):
+                folder.rmdir()
 
     def read_config(self) -> Config:
-        """The configuration; the newest checkpoint's copy if the file was edited or damaged."""
+        """Read the configuration, or the newest checkpoint's copy if the file was edited or damaged."""
         path = self.path / CONFIG
         try:
             if path.stat().st_size <= _LARGEST_CONFIG and (config := _verified(path.read_bytes(), str(path))):
                 return config
-            reason = "does not match its checksum"
+            why = "does not match its checksum"
         except (OSError, UserError) as error:
-            reason = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
+            why = reason(error)
         try:
             found = checkpoint.newest(self.checkpoints)
         except UserError as error:
-            raise UserError(f"{path}: {reason}; and {error}") from None
+            raise UserError(f"{path}: {why}; and {error}") from None
         config = _verified(found.texts[CONFIG], str(found.path / CONFIG))
         if config is None:
-            raise UserError(f"{path}: {reason}, and so does the copy in {found.path}")
-        self.notes.append(f"{path}: {reason} (edited or damaged?); using the copy in checkpoint {found.path.name}")
+            raise UserError(f"{path}: {why}, and so does the copy in {found.path}")
+        self.notes.append(f"{path}: {why} (edited or damaged?); using the copy in checkpoint {found.path.name}")
         return config
 
     def write_config(self, config: Config) -> None:
-        """Replace the configuration; only its goal may differ from the checkpoints'."""
-        try:
+        """Replace the configuration. Only section `run` may differ from that of the checkpoints."""
+        with os_errors_as(UserError, f"{self.path / CONFIG}: cannot be written"):
             replace_file(self.path / CONFIG, _with_checksum(config))
-        except OSError as error:
-            raise UserError(f"{self.path / CONFIG}: cannot be written ({error.strerror or error})") from None
 
     def require_writable(self) -> None:
-        """Refuse early what would only fail after a long computation."""
+        """Raise UserError if a file could not be written here."""
         if not os.access(self.path, os.W_OK | os.X_OK):
             raise UserError(f"{self.path}: no write permission")
 
     def append_metrics(self, line: Mapping[str, Any]) -> None:
-        """One more generation. Non-finite numbers are not JSON: the caller gives None."""
+        """Add the metrics of a generation: finite numbers, or None."""
         self._append(METRICS, json.dumps(line, allow_nan=False))
 
     def append_history(self, generation: int, additions: Mapping[str, list[Any]]) -> None:
-        """The individuals that entered the archive in a generation, and the slots whose individuals they replaced."""
+        """Add the individuals that entered the archive in a generation, by column."""
         line = {"generation": generation, **additions}
         self._append(HISTORY, json.dumps(line, allow_nan=False, separators=(",", ":")))
 
@@ -174,57 +168,56 @@ class RunDir:
             stream.write(f'{text}{_CRC}{_crc(text)}"}}\n'.encode())
 
     def texts(self) -> dict[str, bytes]:
-        """The files of which a checkpoint keeps a copy."""
-        return {file: (self.path / file).read_bytes() for file in (CONFIG, METRICS, HISTORY)}
+        """Return the files of which a checkpoint keeps a copy."""
+        return {file: (self.path / file).read_bytes() for file in checkpoint.TEXTS}
 
     def restore(self, texts: Mapping[str, bytes]) -> None:
-        """Put metrics and history back to what they were at a checkpoint, so that no generation is there twice."""
-        self._restore(METRICS, texts[METRICS])
-        self._restore(HISTORY, texts[HISTORY])
-
-    def _restore(self, file: str, data: bytes) -> None:
-        path = self.path / file
-        try:
-            current = path.read_bytes() if path.is_file() else b""
-            if not current.startswith(data):
-                self.notes.append(f"{path}: differs from the checkpoint's copy (edited or damaged?); restored")
-            elif file == METRICS and (unsaved := current[len(data) :].count(b"\n")):
-                self.notes.append(f"{path}: {unsaved} generations had not been saved and are repeated")
-            if current != data or not path.is_file():
-                replace_file(path, data)
-        except OSError as error:
-            raise RunFailed(
-                f"{path}: cannot be restored ({error.strerror or error}); the last checkpoint is intact"
-            ) from None
+        """Return metrics and history to their content at a checkpoint, so that no generation is there twice."""
+        for file in (METRICS, HISTORY):
+            path, data = self.path / file, texts[file]
+            with os_errors_as(RunFailed, f"{path}: cannot be restored", "; the last checkpoint is intact"):
+                current = path.read_bytes() if path.is_file() else None
+                if current is None or not current.startswith(data):
+                    self.notes.append(f"{path}: differs from the checkpoint's copy (edited or damaged?); restored")
+                elif file == METRICS and (unsaved := current[len(data) :].count(b"\n")):
+                    self.notes.append(f"{path}: {unsaved} generations had not been saved and are repeated")
+                if current != data:
+                    replace_file(path, data)
 
     def read_metrics(self) -> list[dict[str, Any]]:
-        """All complete lines, or those in the newest checkpoint if the file was edited or damaged."""
+        """Read the metrics, one dictionary per generation.
+
+        If the file was edited or damaged, the newest checkpoint's copy is read and `notes` says so. A line that is
+        being written is left out.
+
+        Raises:
+            UserError: neither the file nor the copy is readable.
+        """
         return self._read(METRICS, "metrics", _metrics)
 
     def read_history(self) -> list[dict[str, Any]]:
-        """The individuals that entered the archive, a line for each generation, in the same way."""
+        """Read the individuals that entered the archive, one dictionary per generation; as `read_metrics`."""
         return self._read(HISTORY, "a history", _history)
 
     def _read(self, file: str, kind: str, parse: Callable[[bytes], list[dict[str, Any]]]) -> list[dict[str, Any]]:
-        path = self.path / file
-        try:
-            kept = checkpoint.newest(self.checkpoints).texts.get(file, b"")
-        except UserError:
-            kept = b""
+        path, kept = self.path / file, b""
+        with contextlib.suppress(UserError):
+            kept = checkpoint.newest(self.checkpoints).texts[file]
         try:
             data = path.read_bytes()
             if not data.startswith(kept):
                 raise ValueError("it differs from the checkpoint's copy")
             return parse(data)
         except (OSError, ValueError) as error:
-            reason = error.strerror if isinstance(error, OSError) else str(error)
-            if not kept:
-                raise UserError(f"{path}: not readable as {kind} ({reason})") from None
-        self.notes.append(f"{path}: {reason} (edited or damaged?); using the copy in the newest checkpoint")
+            why = reason(error)
         try:
-            return parse(kept)
+            rows = parse(kept) if kept else None
         except ValueError as error:
-            raise UserError(f"{path}: not readable as {kind} ({error})") from None
+            rows, why = None, str(error)
+        if rows is None:
+            raise UserError(f"{path}: not readable as {kind} ({why})")
+        self.notes.append(f"{path}: {why} (edited or damaged?); using the copy in the newest checkpoint")
+        return rows
 
 
 def _with_checksum(config: Config) -> bytes:
@@ -244,7 +237,7 @@ def _verified(data: bytes, where: str) -> Config | None:
 
 
 def _rows(data: bytes) -> list[dict[str, Any]]:
-    """The complete lines of a file; a run in progress may be in the middle of writing the last one."""
+    """The complete lines of a file. The last one may still be being written."""
     rows = []
     for number, line in enumerate(data.split(b"\n")[:-1], 1):
         try:
@@ -254,8 +247,7 @@ def _rows(data: bytes) -> list[dict[str, Any]]:
             raise ValueError(f"line {number} is not JSON") from None
         if not isinstance(row, dict):
             raise ValueError(f"line {number} is not an object")
-        crc = row.pop("crc", None)  # lines of the first versions have none
-        if crc is not None and crc != _crc(text.rpartition(_CRC)[0]):
+        if row.pop("crc", "") != _crc(text.rpartition(_CRC)[0]):
             raise ValueError(f"line {number} does not match its checksum")
         rows.append(row)
     return rows
@@ -266,7 +258,7 @@ def _metrics(data: bytes) -> list[dict[str, Any]]:
     for number, row in enumerate(rows, 1):
         if not all(type(row.get(name)) is int for name in ("generation", "env_steps")):
             raise ValueError(f"line {number} lacks a generation or env_steps")
-        if not all(v is None or (type(v) in (int, float) and abs(v) < 1e300) for v in row.values()):
+        if not all(value is None or _is_number(value) for value in row.values()):
             raise ValueError(f"line {number} holds something that is not a number")
     return rows
 
@@ -277,16 +269,20 @@ def _history(data: bytes) -> list[dict[str, Any]]:
         if type(row.get("generation")) is not int or row["generation"] != rows[0]["generation"] + number - 1:
             raise ValueError(f"line {number} is not the next generation")
         if not all(type(row.get(name)) is list and len(row[name]) == len(row["slot"]) for name in COLUMNS):
-            raise ValueError(f"line {number} has columns that do not fit together")
+            raise ValueError(f"line {number} has columns of different lengths")
         for name, whole in COLUMNS.items():
             values = row[name]
             if name in ("parents", "descriptor"):
                 if not all(type(v) is list for v in values) or len({len(v) for v in values}) > 1:
                     raise ValueError(f"line {number}: {name} is not a table")
                 values = [x for v in values for x in v]
-            if not all(type(v) is int if whole else type(v) in (int, float) and abs(v) < 1e300 for v in values):
+            if not all(type(v) is int if whole else _is_number(v) for v in values):
                 raise ValueError(f"line {number}: {name} holds something that is not a number")
     return rows
+
+
+def _is_number(value: object) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool) and abs(value) < 1e300
 
 
 def _crc(text: str) -> str:
@@ -295,6 +291,5 @@ def _crc(text: str) -> str:
 
 def _check_name(path: Path) -> None:
     """Refuse paths that no file can have, or that cannot be printed."""
-    text = str(path)
-    if "\0" in text or any("\ud800" <= c <= "\udfff" for c in text):
-        raise UserError(f"{text!r}: not a possible name of a folder")
+    if any(c == "\0" or "\ud800" <= c <= "\udfff" for c in str(path)):
+        raise UserError(f"{str(path)!r}: not a possible name of a folder")

@@ -1,4 +1,4 @@
-"""Make task and algorithm of a run from its configuration."""
+"""The task and the algorithm that a configuration describes."""
 
 from __future__ import annotations
 
@@ -16,13 +16,18 @@ from qdhuac.types import Algorithm
 
 
 def build(config: Config, task: Task | None = None, outside: AlgorithmSpec | None = None) -> tuple[Task, Algorithm]:
-    """The task and the algorithm of a run; the task is given if it is the user's own, likewise the algorithm's spec."""
+    """Return the task and the algorithm of a run.
+
+    Args:
+        task: the user's own; None: the one of the configuration.
+        outside: the specification of the user's own algorithm; None: the one of the configuration.
+    """
     task = build_task(config, outside) if task is None else task
     return task, build_algorithm(config, task, outside)
 
 
 def choose_backend(config: Config) -> Config:
-    """The configuration with `task.backend = "auto"` decided: MuJoCo in C on a CPU, MJX on an accelerator."""
+    """Replace `task.backend = "auto"` by MuJoCo in C on a CPU, or by MJX on an accelerator."""
     if config.task.backend != "auto" or config.task.name == OWN:
         return config
     backend = "native" if jax.default_backend() == "cpu" else "mjx"
@@ -30,10 +35,14 @@ def choose_backend(config: Config) -> Config:
 
 
 def build_task(config: Config, outside: AlgorithmSpec | None = None) -> Task:
-    """The simulated robot, with what the algorithm needs of it; `outside` is its spec if the package has none."""
+    """Return the task of a configuration, with what the algorithm needs of it; `outside` as for `build`.
+
+    Raises:
+        UserError: the task is the user's own, which no configuration describes.
+    """
     t = choose_backend(config).task
     if t.name == OWN:
-        raise UserError("task 'own': is not part of qdhuac; give it from Python, to qdhuac.train or qdhuac.resume")
+        raise UserError("task.name='own': is not part of qdhuac; give it to qdhuac.train or qdhuac.resume in Python")
     spec = outside or specs.ALGORITHMS.get(config.algorithm)
     common: dict[str, Any] = {
         "episode_length": t.episode_length,
@@ -51,5 +60,5 @@ def build_task(config: Config, outside: AlgorithmSpec | None = None) -> Task:
 
 
 def build_algorithm(config: Config, task: Task, outside: AlgorithmSpec | None = None) -> Algorithm:
-    """The algorithm over the archive that the configuration asks for; `outside` is its spec if the package has none."""
+    """Return the algorithm of a configuration, with its archive; `outside` as for `build`."""
     return specs.build(config, task, outside)

@@ -1,4 +1,4 @@
-"""What a person sees of a run: a live display in a terminal, plain lines elsewhere."""
+"""Progress of a run: a live display in a terminal, plain lines elsewhere."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import sys
 import time
 from collections import deque
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from qdhuac.config import Config
 from qdhuac.text import METRICS, duration, number, shown
@@ -15,37 +15,25 @@ if TYPE_CHECKING:
     from rich.console import RenderableType
 
 PLAIN_INTERVAL = 5.0  # seconds between two plain lines
-AGO = 10  # generations that a trend looks back
-COLUMNS = 24  # of a small curve
+AGO = 10  # a trend compares with this many generations ago
+COLUMNS = 24  # width of a small curve
 BLOCKS = "▁▂▃▄▅▆▇█"
 
 
-class Progress(Protocol):
-    """What the trainer reports to."""
+class Progress:
+    """What the trainer reports to. This one shows nothing."""
 
     def phase(self, name: str, done: int = 0, total: int = 0) -> None:
-        """A phase has begun, or gone on: `done` of `total` where that is known."""
+        """A phase has begun or continues: `done` of `total`, where that is known."""
 
     def generation(self, line: Mapping[str, Any]) -> None:
-        """A generation has ended; `line` are its metrics."""
+        """A generation has ended; `line` has its metrics."""
 
-    def note(self, text: str) -> None:
-        """Something the user should know."""
+    def note(self, text: str, *, warning: bool = False) -> None:
+        """Show a message."""
 
     def close(self) -> None:
         """Training has ended."""
-
-
-class Silent:
-    """Reports nothing: for tests and embedding programs."""
-
-    def phase(self, name: str, done: int = 0, total: int = 0) -> None: ...
-
-    def generation(self, line: Mapping[str, Any]) -> None: ...
-
-    def note(self, text: str) -> None: ...
-
-    def close(self) -> None: ...
 
 
 class Pace(NamedTuple):
@@ -57,16 +45,16 @@ class Pace(NamedTuple):
     eta_s: float | None
 
     def after(self, seconds: float) -> Pace:
-        """The pace `seconds` later, so that the display goes on during a generation, which can take minutes."""
+        """Extrapolate by `seconds`, because a generation can take minutes."""
         if not self.eta_s:
             return self
         left = max(0.0, self.eta_s - seconds)
         share = 1 - (1 - self.share) * left / self.eta_s
-        return self._replace(share=min(share, max(self.share, 0.99)), eta_s=left)  # 100 % only when the run has ended
+        return self._replace(share=min(share, max(self.share, 0.99)), eta_s=left)  # not 100 % before the end
 
 
 class Meter:
-    """Rates over the last generations; the first one of a session is left out, because it compiles."""
+    """Rates over the last generations, without the first one of a session, which compiles."""
 
     def __init__(self, config: Config) -> None:
         self.goals = {"env_steps": config.run.env_steps, "generation": config.run.generations}
@@ -86,7 +74,7 @@ class Meter:
 
 
 class Trend:
-    """The four metrics since the session began."""
+    """The values of the four metrics in this session."""
 
     def __init__(self) -> None:
         self._values: dict[str, list[float | None]] = {name: [] for name in METRICS}
@@ -96,7 +84,7 @@ class Trend:
             values.append(line[name])
 
     def change(self, name: str) -> float | None:
-        """The difference to `AGO` generations ago, or to the first; None while nothing is known."""
+        """The difference from the value `AGO` generations ago, or from the first; None while it is unknown."""
         values = self._values[name]
         now, before = values[-1], values[max(0, len(values) - 1 - AGO)]
         return None if len(values) < 2 or now is None or before is None else now - before
@@ -112,27 +100,25 @@ class Trend:
         return "".join(BLOCKS[round((value - low) / (span or 1) * (len(BLOCKS) - 1))] for value in shown)
 
 
-class Plain:
-    """One line every few seconds, for logs."""
+class Plain(Progress):
+    """Prints a line every few seconds."""
 
     def __init__(self, config: Config) -> None:
         self._meter, self._trend, self._last = Meter(config), Trend(), -PLAIN_INTERVAL
         self._unsaid: str | None = None
 
-    def phase(self, name: str, done: int = 0, total: int = 0) -> None: ...
-
     def generation(self, line: Mapping[str, Any]) -> None:
-        """Print a line, or keep it for later if the last one was printed a moment ago."""
+        """Print a line, or keep it for later if another one has just been printed."""
         self._trend.add(line)
         facts = [f"generation {line['generation']:,}", f"steps {line['env_steps']:,}"]
         for name, label in METRICS.items():
-            facts.append(f"{label} {_value(name, line[name])}{_arrow(self._trend.change(name), ' ')}")
+            facts.append(f"{label} {shown(name, line[name])}{_arrow(self._trend.change(name))}")
         self._unsaid = "  ".join([*facts, f"archive {line['archive_size']:,}", *_speed(self._meter.add(line))])
         if time.monotonic() - self._last >= PLAIN_INTERVAL:
             self._say()
 
-    def note(self, text: str) -> None:
-        print(text, flush=True)
+    def note(self, text: str, *, warning: bool = False) -> None:
+        print(f"warning: {text}" if warning else text, flush=True)
 
     def close(self) -> None:
         self._say()
@@ -143,8 +129,8 @@ class Plain:
             self._unsaid, self._last = None, time.monotonic()
 
 
-class LiveDisplay:
-    """A bar with the time that is left, the metrics with their trend below it, and what is going on now."""
+class LiveDisplay(Progress):
+    """A progress bar with the time left, the metrics with their trends, and the current phase."""
 
     def __init__(self, config: Config) -> None:
         from rich.console import Console
@@ -170,9 +156,9 @@ class LiveDisplay:
         self._trend.add(line)
         self._line, self._pace, self._line_at = line, self._meter.add(line), time.monotonic()
 
-    def note(self, text: str) -> None:
-        self._warnings += text.startswith("warning")
-        style = "yellow" if text.startswith("warning") else None
+    def note(self, text: str, *, warning: bool = False) -> None:
+        self._warnings += warning
+        text, style = (f"warning: {text}", "yellow") if warning else (text, None)
         self._console.print(text, style=style, markup=False, highlight=False, soft_wrap=True)
 
     def close(self) -> None:
@@ -180,7 +166,7 @@ class LiveDisplay:
         self._live.stop()
 
     def render(self) -> RenderableType:
-        """The display at this moment."""
+        """The display as it is now."""
         from rich.console import Group
         from rich.progress_bar import ProgressBar
         from rich.table import Table
@@ -207,20 +193,20 @@ class LiveDisplay:
         table.columns[1].justify = table.columns[3].justify = "right"
         for name, label in METRICS.items():
             change = self._trend.change(name)
-            difference = "" if change is None else _value(name, change, sign="+") + _arrow(change, " ")
-            table.add_row(label, Text(_value(name, self._line[name]), "bold cyan"), self._trend.spark(name), difference)
+            difference = "" if change is None else "+" * (change > 0) + shown(name, change) + _arrow(change)
+            table.add_row(label, Text(shown(name, self._line[name]), "bold cyan"), self._trend.spark(name), difference)
         counts = (("generation", "generation"), ("env_steps", "steps"), ("gradient_updates", "updates"))
         sums = [f"{label} {self._line[name]:,}" for name, label in (*counts, ("archive_size", "archive"))]
         return Group(bar, table, Text(" · ".join(sums), "dim"), speed, below)
 
 
 def make(config: Config) -> Progress:
-    """The display that suits where the output goes."""
+    """Return a live display if the output is a terminal, else plain lines."""
     return LiveDisplay(config) if sys.stdout.isatty() else Plain(config)
 
 
 def mean(lines: Sequence[Mapping[str, Any]]) -> Mapping[str, Any]:
-    """The metrics of several runs as one line: means of what all of them have, whole numbers as such."""
+    """Return the mean metrics of several runs. Whole numbers are rounded; only what all runs have is averaged."""
     if len(lines) == 1:
         return lines[0]
     means = dict(lines[0])
@@ -231,22 +217,12 @@ def mean(lines: Sequence[Mapping[str, Any]]) -> Mapping[str, Any]:
     return means
 
 
-def _value(name: str, value: float | None, sign: str = "") -> str:
-    text = shown(name, value)
-    return sign + text if value is not None and value > 0 else text
-
-
-def _arrow(change: float | None, before: str) -> str:
-    """An arrow up or down; nothing while the change is not known."""
-    return "" if change is None else before + ("↑" if change > 0 else "↓" if change < 0 else "=")
+def _arrow(change: float | None) -> str:
+    """An arrow for a change, or nothing while it is unknown."""
+    return "" if change is None else " ↑" if change > 0 else " ↓" if change < 0 else " ="
 
 
 def _speed(pace: Pace) -> list[str]:
-    out = []
-    if pace.steps_per_s is not None:
-        out.append(f"{number(pace.steps_per_s)} steps/s")
-    if pace.updates_per_s is not None:
-        out.append(f"{number(pace.updates_per_s)} updates/s")
-    if pace.eta_s is not None:
-        out.append(f"ETA {duration(pace.eta_s)}")
-    return out
+    rates = {"steps": pace.steps_per_s, "updates": pace.updates_per_s}
+    out = [f"{number(rate)} {name}/s" for name, rate in rates.items() if rate is not None]
+    return out if pace.eta_s is None else [*out, f"ETA {duration(pace.eta_s)}"]

@@ -1,9 +1,8 @@
-"""One run on several devices, perhaps in several processes. On one device nothing here does anything.
+"""One run on several devices, or in several processes. On a single device these functions do nothing.
 
-Each process makes the same decisions in the same order, so that all of them meet in every computation. Process 0 leads:
-it alone keeps the run folder and talks. JAX ends a process that waits for the others in vain, and only wrong results
-would show that two were given different commands. So all processes meet at the address of process 0 before anything
-starts (`meet`): each says what it has, and process 0 answers whether they fit together.
+All processes take the same decisions in the same order. Process 0 keeps the run folder and prints. JAX would not notice
+that two processes were given different commands, and ends a process that waits in vain for another. Therefore all
+processes first connect to process 0, which compares their configurations and versions: see `meet`.
 """
 
 from __future__ import annotations
@@ -21,7 +20,7 @@ import jax
 import numpy as np
 from jax.sharding import AxisType, NamedSharding
 
-from qdhuac.errors import UserError
+from qdhuac.errors import UserError, os_errors_as
 from qdhuac.learning.replay import ReplayState
 from qdhuac.sharding import AXIS, CUT, EVERYWHERE, count
 from qdhuac.training.signals import Stop
@@ -30,10 +29,11 @@ from qdhuac.types import Array
 if TYPE_CHECKING:
     from qdhuac.training.launch import Process
 
-MEETING_SECONDS = 60.0  # how far apart the processes may start
-POLL_SECONDS = 0.5  # between two looks at a stop signal
-GREETING_SECONDS = 2.0  # that a caller has to say what it has
-GREETING_BYTES = 1 << 16  # the longest that is read
+MEETING_SECONDS = 60.0  # processes may start this far apart
+POLL_SECONDS = 0.5  # between two checks for a stop signal
+GREETING_SECONDS = 2.0  # a connection that sends nothing for this long is ignored
+GREETING_BYTES = 1 << 16  # longest line that is read
+NO_ANSWER = (OSError, ValueError, KeyError, TypeError)  # of a process of this run
 
 
 # Devices
@@ -41,15 +41,13 @@ GREETING_BYTES = 1 << 16  # the longest that is read
 
 @contextlib.contextmanager
 def use(devices: int) -> Iterator[None]:
-    """Cut what can be cut over the first `devices` devices of all processes together."""
+    """Spread the run over the first `devices` devices. Raises UserError if there are fewer."""
     present = jax.devices()
     if devices > len(present):
         where = "this machine has" if jax.process_count() == 1 else "the processes together have"
-        hint = "; on a CPU, XLA_FLAGS=--xla_force_host_platform_device_count=N makes N of it"
-        raise UserError(
-            f"run.devices={devices}: {where} {len(present)} ({present[0].platform})"
-            + (hint if present[0].platform == "cpu" else "")
-        )
+        hint = "; XLA_FLAGS=--xla_force_host_platform_device_count=N splits a CPU into N devices"
+        platform = present[0].platform
+        raise UserError(f"run.devices={devices}: {where} {len(present)} ({platform}){hint * (platform == 'cpu')}")
     if jax.process_count() > 1 and devices != len(present):
         raise UserError(f"run.devices={devices}: the processes have {len(present)} together; use them all")
     if devices == 1:
@@ -60,7 +58,7 @@ def use(devices: int) -> Iterator[None]:
 
 
 def placement(state: Any) -> Any:
-    """Where each leaf of a state lives: the rows of a replay buffer are cut, the rest is on every device."""
+    """Return the sharding of a state: the rows of a replay buffer are split, the rest is on every device."""
 
     def place(part: Any) -> Any:
         if isinstance(part, ReplayState):
@@ -71,12 +69,12 @@ def placement(state: Any) -> Any:
 
 
 def jit(function: Callable[..., Any], results: Any, **options: Any) -> Any:
-    """`jax.jit`; on several devices the results go where `results` says."""
+    """`jax.jit`; on several devices `results` is the sharding of the results."""
     return jax.jit(function, **options, **({"out_shardings": results} if count() > 1 else {}))
 
 
 def put(tree: Any, places: Any) -> Any:
-    """Values that every process has, moved to their places."""
+    """Move values that every process has to their devices."""
     if count() == 1:
         return tree
     mesh = jax.sharding.get_mesh()
@@ -84,11 +82,11 @@ def put(tree: Any, places: Any) -> Any:
 
 
 def require_memory(state: Any, places: Any, runs: int) -> None:
-    """Refuse states that cannot fit; `state` are the shapes of one, `runs` how many there will be."""
+    """Raise UserError if `runs` states do not fit into memory; `state` has the shapes of one."""
     device = jax.local_devices()[0]
     present, where = (device.memory_stats() or {}).get("bytes_limit"), str(device.device_kind)
     sizes = jax.tree.map(lambda leaf: leaf.size * leaf.dtype.itemsize, state)
-    if present is None:  # the machine's own memory, which its devices share
+    if present is None:  # devices share the memory of the machine
         present, where = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE"), "this machine"
     else:
         sizes = jax.tree.map(lambda size, place: size // (count() if place == CUT else 1), sizes, places)
@@ -105,18 +103,18 @@ def require_memory(state: Any, places: Any, runs: int) -> None:
 
 
 def join(process: Process) -> None:
-    """Make one JAX program of all processes, which have met already."""
-    jax.config.update("jax_enable_preemption_service", False)  # it would keep SIGTERM to itself
+    """Connect JAX in all processes."""
+    jax.config.update("jax_enable_preemption_service", False)  # it would hide SIGTERM
     jax.distributed.initialize(process.address, process.of, process.rank)
 
 
 def leads() -> bool:
-    """This process keeps the run folder."""
+    """Whether this is process 0."""
     return jax.process_index() == 0
 
 
 def agreed(number: int) -> int:
-    """The largest number that any process gives."""
+    """Return the largest number among all processes."""
     if jax.process_count() == 1:
         return number
     from jax.experimental import multihost_utils
@@ -125,16 +123,16 @@ def agreed(number: int) -> int:
 
 
 def stopped(stop: Stop) -> bool:
-    """A stop signal came to any of the processes."""
+    """Whether any process has received a stop signal."""
     if jax.process_count() == 1:
         return bool(stop)
-    # Only what all processes agree on counts: a signal that comes meanwhile is for the next time.
+    # A signal that arrives after the processes have agreed counts the next time.
     stop.elsewhere = agreed(stop.signal or 0) or None
     return stop.elsewhere is not None
 
 
 def of_leader(tree: Any) -> Any:
-    """What process 0 has. Arrays that all processes made together are the same everywhere already."""
+    """Return the values of process 0. Arrays that are spread over processes are equal already."""
     if jax.process_count() == 1 or any(_is_shared(leaf) for leaf in jax.tree.leaves(tree)):
         return tree
     from jax.experimental import multihost_utils
@@ -143,14 +141,14 @@ def of_leader(tree: Any) -> Any:
 
 
 def gathered(tree: Any) -> Any:
-    """Whole arrays, also of those that are cut over several processes."""
+    """Return whole arrays, also of those that are split over processes."""
     if jax.process_count() == 1:
         return tree
     return jax.tree.map(lambda leaf: leaf if leaf.is_fully_replicated else _gathered(leaf), tree)
 
 
 def _gathered(array: Array) -> np.ndarray:
-    """In the host's memory. One device's part at a time goes through all devices, which need not hold the whole."""
+    """The whole array on the host. Devices receive one part at a time, because the whole may not fit."""
     size = len(array) // count()
     parts = (np.asarray(_part(array, i, size)) for i in range(0, len(array), size))
     return np.concatenate(list(parts))
@@ -169,49 +167,46 @@ def _is_shared(leaf: Any) -> bool:
 
 
 def meet(process: Process, has: Mapping[str, str], stop: Any = False) -> bool:
-    """Wait until all processes are there. Returns False if `stop` came true.
+    """Wait until all processes are there, and check that they fit together.
 
     Args:
         process: this process.
-        has: what must be the same in all processes, by name.
-        stop: true once the user wants no more.
+        has: what must be equal in all processes, by name.
+        stop: true once the user wants to stop.
+
+    Returns:
+        True, or False if `stop` came true.
 
     Raises:
-        UserError: a process did not come in time, or has something else than process 0.
+        UserError: a process did not come in time, or differs from process 0.
     """
     return _call(process, has, stop) if process.rank else _listen(process, has, stop)
 
 
 def _listen(process: Process, has: Mapping[str, str], stop: Any) -> bool:
-    """Process 0: wait for the others, compare what they have, and tell them."""
+    """Process 0: wait for the others, compare what they have, and send each the result."""
     others: dict[int, tuple[dict[str, str], socket.socket]] = {}
+    deadline = time.monotonic() + MEETING_SECONDS
     with contextlib.ExitStack() as stack:
-        try:
+        with os_errors_as(UserError, f"--process: {process.address} cannot be listened to"):
             listener = stack.enter_context(socket.create_server(("", _split(process.address)[1])))
-        except OSError as error:
-            raise UserError(f"--process: {process.address} cannot be listened to ({error.strerror})") from None
         listener.settimeout(POLL_SECONDS)
-        deadline = time.monotonic() + MEETING_SECONDS
         while len(others) < process.of - 1:
             if stop:
                 return False
             if time.monotonic() > deadline:
-                raise UserError(
-                    f"--process: {len(others) + 1} of {process.of} processes came to {process.address} in "
-                    f"{MEETING_SECONDS:.0f} seconds"
-                )
-            try:
+                came = f"{len(others) + 1} of {process.of} processes came to {process.address}"
+                raise UserError(f"--process: {came} in {MEETING_SECONDS:.0f} seconds")
+            with contextlib.suppress(*NO_ANSWER):  # nobody came, or something that is not a process of this run
                 caller = stack.enter_context(listener.accept()[0])
                 caller.settimeout(GREETING_SECONDS)
                 greeting = _read(caller)
                 others[int(greeting["rank"])] = dict(greeting["has"]), caller
-            except (OSError, ValueError, KeyError, TypeError):
-                continue  # nobody came, or something that is not a process of this run
-        wrong = ""
-        for rank, (theirs, _) in sorted(others.items(), reverse=True):
-            for name in has:
-                if theirs.get(name) != has[name]:
-                    wrong = f"--process: process {rank} has another {name} than process 0; they must be the same"
+        differences = (
+            (rank, name) for rank in sorted(others) for name in has if others[rank][0].get(name) != has[name]
+        )
+        rank, name = next(differences, (0, ""))
+        wrong = name and f"--process: process {rank} has another {name} than process 0; they must be the same"
         for _, caller in others.values():
             with contextlib.suppress(OSError):
                 caller.sendall(_line({"wrong": wrong}))
@@ -221,7 +216,7 @@ def _listen(process: Process, has: Mapping[str, str], stop: Any) -> bool:
 
 
 def _call(process: Process, has: Mapping[str, str], stop: Any) -> bool:
-    """Every other process: tell process 0 what it has, and wait for the answer."""
+    """The other processes: send process 0 what this one has, and wait for the result."""
     deadline = time.monotonic() + MEETING_SECONDS
     while not stop:
         try:
@@ -229,12 +224,11 @@ def _call(process: Process, has: Mapping[str, str], stop: Any) -> bool:
                 first.sendall(_line({"rank": process.rank, "has": dict(has)}))
                 first.settimeout(MEETING_SECONDS)
                 wrong = _read(first)["wrong"]
-        except (OSError, ValueError, KeyError, TypeError) as error:
+        except NO_ANSWER as error:
             if time.monotonic() > deadline:
                 why = error if isinstance(error, OSError) else "something else answers there"
-                raise UserError(
-                    f"--process: no process 0 at {process.address} in {MEETING_SECONDS:.0f} seconds ({why})"
-                ) from None
+                missing = f"no process 0 at {process.address} in {MEETING_SECONDS:.0f} seconds"
+                raise UserError(f"--process: {missing} ({why})") from None
             time.sleep(0.2)
             continue
         if wrong:
@@ -244,7 +238,7 @@ def _call(process: Process, has: Mapping[str, str], stop: Any) -> bool:
 
 
 def _read(connection: socket.socket) -> Any:
-    """One line of JSON."""
+    """Read one line of JSON."""
     return json.loads(connection.makefile("rb").readline(GREETING_BYTES))
 
 

@@ -1,4 +1,4 @@
-"""Evaluating an archive again: how good and how repeatable its individuals really are."""
+"""Re-evaluation of an archive: how good its individuals are on average, and how much they vary."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from qdhuac.errors import RunFailed, UserError
+from qdhuac.errors import RunFailed, UserError, os_errors_as
 from qdhuac.metrics import PassiveGrid, scores
 from qdhuac.store import repertoire
 from qdhuac.store.files import replace_file
@@ -18,11 +18,11 @@ from qdhuac.store.run_folder import EVALUATION, REPERTOIRE
 from qdhuac.tasks.base import Task
 from qdhuac.types import Genotype
 
-BATCH = 10  # individuals that are evaluated at once
+BATCH = 10  # individuals evaluated at a time
 
 
 def check_genotypes(task: Task, genotypes: Genotype, where: str) -> None:
-    """Refuse genotypes that are not the parameters of the task's policy."""
+    """Raise UserError for genotypes that are not parameters of the task's policy; `where` names their file."""
     if task.policy is None:
         return
     expected = jax.eval_shape(task.policy.init, jax.random.key(0))
@@ -32,56 +32,51 @@ def check_genotypes(task: Task, genotypes: Genotype, where: str) -> None:
 
 
 def evaluate(task: Task, run: Run, *, episodes: int = 8, seed: int = 0) -> dict[str, Any]:
-    """Evaluate the archive of a run again.
+    """Evaluate the archive of a run again, and write the result to `evaluation.json` in its folder.
 
     Args:
-        task: that of the run, or one that differs from it, such as a damaged robot.
-        run: as `qdhuac.load` gives it; `evaluation.json` is written to its folder.
-        episodes: of each individual.
-        seed: of their starts.
+        task: the task of the run, or a changed one, such as a damaged robot.
+        run: as `qdhuac.load` returns it.
+        episodes: how many of each individual.
+        seed: seed of the episodes' starts.
 
     Returns:
-        The stored archive beside its re-evaluation, as a whole and per individual.
+        Metrics of the stored archive and of its re-evaluation, as a whole and per individual.
     """
     genotypes = repertoire.genotypes(run.archive)
     check_genotypes(task, genotypes, str(run.folder.path / REPERTOIRE))
-    fitness, descriptor = evaluate_again(task, genotypes, episodes=episodes, batch_size=BATCH, seed=seed)
-    summary = summarise(task, run.archive, fitness, descriptor)
+    summary = _summary(task, run.archive, *_episodes(task, genotypes, episodes, seed))
     path = run.folder.path / EVALUATION
-    try:
+    with os_errors_as(RunFailed, f"{path}: cannot be written"):
         replace_file(path, json.dumps(summary, indent=1, allow_nan=False).encode())
-    except OSError as error:
-        raise RunFailed(f"{path}: cannot be written ({error.strerror})") from None
     return summary
 
 
-def evaluate_again(task: Task, genotypes: Genotype, *, episodes: int, batch_size: int, seed: int) -> tuple[Any, Any]:
-    """Fitness [episodes, N] and descriptor [episodes, N, D], each episode with a start of its own."""
+def _episodes(task: Task, genotypes: Genotype, episodes: int, seed: int) -> tuple[np.ndarray, np.ndarray]:
+    """Fitness [episodes, N] and descriptor [episodes, N, D]. Each episode has its own start."""
     size = len(jax.tree.leaves(genotypes)[0])
     key = jax.random.key(seed)
     fitness, descriptor = [], []
     for _ in range(episodes):
-        for start in range(0, size, batch_size):
-            # The last batch is filled up with repetitions, so that one shape is compiled.
-            rows = np.minimum(np.arange(start, start + batch_size), size - 1)
+        for start in range(0, size, BATCH):
+            # The last batch repeats the last individual, so that all batches have one shape and compile once.
+            rows = np.minimum(np.arange(start, start + BATCH), size - 1)
             batch = jax.tree.map(lambda leaf, rows=rows: jnp.asarray(leaf[rows]), genotypes)
             key, here = jax.random.split(key)
             result = jax.device_get(task.evaluate(batch, here)._replace(transitions=None, valid=None))
-            fresh = min(batch_size, size - start)
-            fitness.append(result.fitness[:fresh])
-            descriptor.append(result.descriptor[:fresh])
+            fitness.append(result.fitness[: size - start])
+            descriptor.append(result.descriptor[: size - start])
     shape = (episodes, size)
     return np.concatenate(fitness).reshape(shape), np.concatenate(descriptor).reshape(*shape, -1)
 
 
-def summarise(task: Task, arrays: dict[str, np.ndarray], fitness: np.ndarray, descriptor: np.ndarray) -> dict[str, Any]:
-    """The stored archive against its re-evaluation, as a whole and per individual."""
+def _summary(task: Task, arrays: dict[str, np.ndarray], fitness: np.ndarray, descriptor: np.ndarray) -> dict[str, Any]:
+    """The stored archive and its re-evaluation, as a whole and per individual."""
     grid, offset = PassiveGrid.over(*task.spec.descriptor_bounds), task.spec.reward_offset * task.spec.episode_length
 
     def measure(f: np.ndarray, d: np.ndarray) -> dict[str, float | None]:
         found = scores(grid.add(grid.init(), jnp.asarray(f), jnp.asarray(d)), offset)
-        found["mean_fitness"] = jnp.mean(jnp.asarray(f))
-        return {name: _number(value) for name, value in found.items()}
+        return {name: _number(value) for name, value in (found | {"mean_fitness": jnp.mean(f)}).items()}
 
     mean_f, mean_d = fitness.mean(0), descriptor.mean(0)
     individuals = [

@@ -1,4 +1,4 @@
-"""Metrics for other tools, beside `metrics.jsonl`. The packages are extras, imported only when asked for."""
+"""Loggers that send metrics to other tools. Their packages are extras, imported when they are used."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class Logger(Protocol):
 
 
 class TensorBoard:
-    """Scalars over environment steps, in the folder `tensorboard` of the run."""
+    """Log scalars over environment steps to the folder `tensorboard` of the run."""
 
     def __init__(self, folder: Path, config: Config) -> None:
         self._writer = require("tensorboardX", "tensorboard").SummaryWriter(str(folder / "tensorboard"))
@@ -40,7 +40,7 @@ class TensorBoard:
 
 
 class WeightsAndBiases:
-    """A run in the project `qdhuac`; WANDB_MODE=offline keeps it in the folder `wandb` of the run."""
+    """Log to a run of the project `qdhuac`; with WANDB_MODE=offline to the folder `wandb` of the run."""
 
     def __init__(self, folder: Path, config: Config) -> None:
         wandb = require("wandb", "wandb")
@@ -50,10 +50,10 @@ class WeightsAndBiases:
                 name=folder.name,
                 dir=str(folder),
                 config=configuration.to_dict(config),
-                reinit="create_new",  # several seeds are several runs at a time
+                reinit="create_new",  # each of several seeds has its own
             )
-        except Exception as error:  # the run has not begun
-            why = str(error).splitlines()[0] if str(error) else type(error).__name__
+        except Exception as error:  # of any kind: nothing has been trained yet
+            why = (str(error) or type(error).__name__).splitlines()[0]
             raise UserError(f"--log wandb: {why}; try wandb login, or WANDB_MODE=offline") from None
 
     def generation(self, line: Mapping[str, Any]) -> None:
@@ -79,5 +79,5 @@ def check(log: str | Logger | None) -> None:
 
 
 def make(log: str | Logger, folder: Path, config: Config) -> Logger:
-    """The logger itself, or the one of that name for a run."""
+    """Return the logger of that name for a run; a logger is returned as it is."""
     return LOGGERS[log](folder, config) if isinstance(log, str) else log

@@ -1,14 +1,14 @@
-"""The training loop: restore or init, then ask, evaluate, tell, learn, record and save until the goal is reached.
+"""The training loop: ask, evaluate, tell, learn, record and save until the goal is reached.
 
-It does not know which algorithm it runs, writes no report, and trains a list of runs that differ only in their seed. A
-run by itself is a list of one, compiled as it is; several are one program, mapped over the runs.
+It trains a list of runs that differ only in their seeds. A single run is compiled as it is; several runs are compiled
+as one program, mapped over the runs.
 """
 
 from __future__ import annotations
 
 import contextlib
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import jax
@@ -20,24 +20,23 @@ from qdhuac.errors import RunFailed
 from qdhuac.store.arrays import flatten, unflatten
 from qdhuac.store.run_folder import RunDir
 from qdhuac.tasks.base import Task
+from qdhuac.text import PHASES
 from qdhuac.training import distributed
-from qdhuac.training.display import Progress, Silent, mean
+from qdhuac.training.display import Progress, mean
 from qdhuac.training.program import Program
 from qdhuac.training.recorder import Recorder
 from qdhuac.training.signals import Stop
 from qdhuac.types import Algorithm, Emission, Evaluation
-
-PHASES = {"ask": "asking", "evaluate": "evaluating", "tell": "telling", "learn": "learning"}
 
 
 class Trainer:
     """Trains runs: `start` or `restore`, then `run`.
 
     Args:
-        runs: configuration and locked folder of each run. They differ in nothing but seed and folder.
-        task, algorithm: what all of them train.
-        progress: told of each phase, each generation and each message; shown is the mean over the runs.
-        stop: true once the user wants to stop.
+        runs: configuration and locked folder of each run.
+        task, algorithm: the same for all runs.
+        progress: shows phases, messages, and the mean metrics of the runs.
+        stop: true once the runs shall stop.
     """
 
     def __init__(
@@ -49,10 +48,10 @@ class Trainer:
         stop: Stop | None = None,
     ) -> None:
         self.task, self.algorithm = task, algorithm
-        self.progress = progress if progress is not None else Silent()
+        self.progress = progress if progress is not None else Progress()
         self.stop = stop if stop is not None else Stop()
         self._several = len(runs) > 1
-        self.recorders = [Recorder(c, f, task, algorithm, self._note(f.path.name)) for c, f in runs]
+        self.recorders = [Recorder(c, f, task, algorithm, self._warn(f.path.name)) for c, f in runs]
         self.state: Any = None  # of several runs: stacked along a new first axis
 
         program, over_runs = Program.of(task, algorithm), jax.vmap if self._several else lambda function: function
@@ -69,21 +68,22 @@ class Trainer:
         self.state = self._joined([self._initial(recorder) for recorder in self.recorders])
 
     def restore(self) -> None:
-        """Go on from the newest intact checkpoints."""
+        """Continue from the newest intact checkpoints."""
         distributed.require_memory(self._shapes, self._places, len(self.recorders))
         states = []
         for recorder in self.recorders:
             found = recorder.restore()
-            if found.arrays is None:  # of generation 0, which follows from the configuration
+            if found.arrays is None:  # generation 0
                 states.append(self._initial(recorder))
             else:
                 states.append(distributed.put(unflatten(self._shapes, found.arrays, str(found.path)), self._places))
         self.state = self._joined(states)
 
     def run(self, until: int = 0) -> bool:
-        """Train to the goal, or to generation `until`: returns True. A stop signal ends it before: returns False.
+        """Train to the goal, or to generation `until`, and save.
 
-        Everything is saved either way, also if an evaluation raises an exception.
+        Returns:
+            True, or False if the runs were stopped before.
         """
         self._catch_up()
         for recorder in self.recorders:
@@ -100,17 +100,17 @@ class Trainer:
         return not self._unfinished(until)
 
     def save(self) -> None:
-        """Write a checkpoint of every run that has changed since its last one."""
+        """Write a checkpoint of each run that has changed since its last one."""
         for i, recorder in enumerate(self.recorders):
             if distributed.agreed(distributed.leads() and recorder.unsaved):
                 arrays = flatten(distributed.gathered(self._one(self.state, i)))
                 if distributed.leads():
                     recorder.save(arrays)
 
-    # One generation. `going` are the runs that have not reached their goal, each with its index.
+    # A generation. `going`: the unfinished runs with their indices.
 
     def _collect(self, going: Sequence[tuple[int, Recorder]]) -> bool:
-        """Ask, evaluate and tell; False if a stop signal came before the states have changed."""
+        """Ask, evaluate and tell. False if a stop signal came before `tell`: the states have not changed."""
         times = dict.fromkeys(PHASES, 0.0)
         with self._timed("ask", times):
             emission, keys = jax.block_until_ready(self._ask(self.state))
@@ -129,13 +129,13 @@ class Trainer:
         return True
 
     def _evaluate(self, emission: Emission, keys: Any) -> Evaluation:
-        """The task's evaluation of each run's genotypes. If it raises an exception, the runs are saved first."""
+        """Evaluate the genotypes of each run. If that raises an exception, the runs are saved first."""
         genotypes, exploration, runs = emission.genotypes, emission.exploration, range(len(self.recorders))
         try:
             if not self._several:
                 found = self.task.evaluate(genotypes, keys, exploration)
             elif self.task.spec.takes_runs:
-                # One long batch, not a vmap: that would turn the branches of a rollout into both ways at every step.
+                # One batch, because under vmap both branches of a rollout would be computed at every step.
                 flat = jax.tree.map(lambda x: x.reshape(-1, *x.shape[2:]), (genotypes, exploration))
                 found = self.task.evaluate(flat[0], keys, flat[1])
                 found = jax.tree.map(lambda x: x.reshape(len(runs), -1, *x.shape[1:]), found)
@@ -149,7 +149,7 @@ class Trainer:
             raise
 
     def _learn_what_is_owed(self, going: Sequence[tuple[int, Recorder]]) -> bool:
-        """Make the generation's updates in chunks; False if a stop signal came before the last one."""
+        """Make the updates of the generation in chunks. False if a stop signal came before the last one."""
         owed = np.zeros(len(self.recorders), np.int32)
         while True:
             for i, recorder in going:
@@ -171,12 +171,12 @@ class Trainer:
             self._check_failures(going)
 
     def _end_generation(self, going: Sequence[tuple[int, Recorder]]) -> None:
-        """Write the metrics, and show their mean."""
+        """Write the metrics and show their mean."""
         self.progress.generation(mean([recorder.end_generation() for _, recorder in going]))
         self._check_failures(going)
 
     def _check_failures(self, going: Sequence[tuple[int, Recorder]]) -> None:
-        """Save and raise RunFailed if a run is beyond its budget of failures."""
+        """Save, and raise RunFailed, if a run has exceeded its budget of failures."""
         for _, recorder in going:
             if text := recorder.too_many_failures:
                 self.save()
@@ -190,7 +190,7 @@ class Trainer:
     # Runs
 
     def _unfinished(self, until: int) -> list[tuple[int, Recorder]]:
-        """The runs that have reached neither their goal nor generation `until`."""
+        """The runs, with their indices, that have reached neither their goal nor generation `until`."""
         return [
             (i, recorder)
             for i, recorder in enumerate(self.recorders)
@@ -198,12 +198,12 @@ class Trainer:
         ]
 
     def _catch_up(self) -> None:
-        """Bring runs that were stopped at different moments to the same one: those behind go on alone first."""
+        """Continue with single runs until all are at the same point of the same generation."""
         going = self._unfinished(0)
-        reached = {i: (r.counters.generation + (r.pending is not None), r.pending is not None) for i, r in going}
-        if len(set(reached.values())) < 2:
+        reached = {(r.counters.generation + (r.pending is not None), r.pending is not None) for _, r in going}
+        if len(reached) < 2:
             return
-        level = max(generation for generation, _ in reached.values())
+        level, _ = max(reached)
         for i, recorder in going:
             alone = Trainer([(recorder.config, recorder.folder)], self.task, self.algorithm, self.progress, self.stop)
             alone.recorders, alone.state = [recorder], self._one(self.state, i)
@@ -214,23 +214,23 @@ class Trainer:
         return self._init(jax.random.key(recorder.config.run.seed))
 
     def _joined(self, trees: Sequence[Any]) -> Any:
-        """The trees of all runs as one."""
+        """Stack the trees of all runs."""
         return jax.tree.map(lambda *leaves: jnp.stack(leaves), *trees) if self._several else trees[0]
 
     def _one(self, tree: Any, i: int) -> Any:
-        """The part of run `i`."""
+        """The part of run `i` in a tree of all runs."""
         return jax.tree.map(lambda leaf: leaf[i], tree) if self._several else tree
 
-    def _note(self, name: str) -> Any:
-        """Show a message of a run; of several, under its name."""
-        return lambda text: self.progress.note(f"{name}: {text}" if self._several else text)
+    def _warn(self, name: str) -> Callable[[str], None]:
+        """Shows the warnings of a run; if there are several runs, with its name."""
+        return lambda text: self.progress.note(f"{name}: {text}" if self._several else text, warning=True)
 
     def _stopped(self) -> bool:
         return distributed.stopped(self.stop)
 
     @contextlib.contextmanager
     def _timed(self, phase: str, *times: dict[str, float], done: int = 0, total: int = 0) -> Iterator[None]:
-        """Show the phase, and add its seconds to each of `times`."""
+        """Show the phase and add its duration to each of `times`."""
         self.progress.phase(PHASES[phase], done, total)
         before = time.monotonic()
         yield

@@ -1,4 +1,4 @@
-"""One generation as pure functions of the whole state of a run: what the trainer compiles."""
+"""A generation as pure functions of the state of a run, which the trainer compiles."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from qdhuac.types import Algorithm, Array, Emission, Evaluation, Metrics, Told
 
 
 class RunState(NamedTuple):
-    """What lives on the device: the algorithm's state, and the grid on which every algorithm is measured."""
+    """The state on the device: that of the algorithm, and the grid on which all algorithms are measured."""
 
     algorithm: Any
     grid: Array
@@ -22,7 +22,7 @@ class RunState(NamedTuple):
 
 @dataclasses.dataclass(frozen=True)
 class Program:
-    """An algorithm and how it is measured."""
+    """An algorithm and its measurement."""
 
     algorithm: Algorithm
     grid: PassiveGrid
@@ -30,23 +30,20 @@ class Program:
 
     @classmethod
     def of(cls, task: Task, algorithm: Algorithm) -> Program:
-        """The program of an algorithm on a task."""
-        return cls(
-            algorithm,
-            PassiveGrid.over(*task.spec.descriptor_bounds),
-            task.spec.reward_offset * task.spec.episode_length,
-        )
+        """Return the program of an algorithm on a task."""
+        spec = task.spec
+        return cls(algorithm, PassiveGrid.over(*spec.descriptor_bounds), spec.reward_offset * spec.episode_length)
 
     def init(self, key: Array) -> RunState:
-        """The state at generation 0."""
+        """Return the state of generation 0."""
         return _strong(RunState(self.algorithm.init(key), self.grid.init()))
 
     def ask(self, state: RunState) -> tuple[Emission, Array]:
-        """Genotypes to evaluate, and the key of their evaluation."""
+        """Return genotypes to evaluate, and the key for their evaluation."""
         return self.algorithm.ask(state.algorithm), jax.random.fold_in(state.algorithm.key, 1)
 
     def tell(self, state: RunState, emission: Emission, evaluation: Evaluation) -> tuple[RunState, Metrics, Told]:
-        """The state after the evaluation; its metrics; and the newcomers of the archive, without their genotypes."""
+        """Return the new state, the metrics, and how the batch fared in the archive, without its genotypes."""
         algorithm, told = self.algorithm.tell(state.algorithm, emission, evaluation)  # raises on wrong shapes
         grid = self.grid.add(state.grid, told.individuals.fitness, told.individuals.descriptor)
         measured = scores(grid, self.offset) | archive_scores(algorithm.archive.fitness, self.offset)
@@ -55,13 +52,13 @@ class Program:
         return _strong(RunState(algorithm, grid)), metrics, newcomers
 
     def learn(self, state: RunState, updates: Array) -> tuple[RunState, Metrics]:
-        """The state after `updates` updates, and their metrics."""
+        """Return the state after `updates` updates, and their metrics."""
         learnt, metrics = self.algorithm.learn(state.algorithm, updates)
         return _strong(state._replace(algorithm=learnt)), metrics
 
 
 def _strong(tree: Any) -> Any:
-    """Without weak types, which a checkpoint does not keep: a resumed run must be the same program."""
+    """Remove weak types, which a checkpoint does not keep: a resumed run must compile to the same program."""
 
     def strong(x: Array) -> Array:
         return x if jnp.issubdtype(x.dtype, jax.dtypes.prng_key) else jax.lax.convert_element_type(x, x.dtype)

@@ -1,19 +1,19 @@
-"""What a run counts, writes and saves: everything of it but its state on the device."""
+"""Counters, metrics, history and checkpoints of a run."""
 
 from __future__ import annotations
 
 import dataclasses
 import math
 import time
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager
 from typing import Any
 
 import numpy as np
 
 from qdhuac.config import Config
 from qdhuac.environment import versions
-from qdhuac.errors import RunFailed, UserError
+from qdhuac.errors import RunFailed, UserError, os_errors_as
 from qdhuac.metrics import auc_increment, symptoms
 from qdhuac.store import checkpoint, repertoire
 from qdhuac.store.run_folder import COLUMNS, REPERTOIRE, RunDir
@@ -24,7 +24,7 @@ from qdhuac.types import Algorithm, Metrics, Told
 
 @dataclasses.dataclass
 class Counters:
-    """Totals since the start of a run, as exact Python numbers. `generation` counts the lines of metrics."""
+    """Totals since the start of a run, as Python numbers."""
 
     generation: int = 0
     env_steps: int = 0
@@ -32,89 +32,85 @@ class Counters:
     qd_score: float = 0.0
     qd_score_auc: float = 0.0
     wall_s: float = 0.0
-    failures: int = 0
-    failures_by_source: dict[str, int] = dataclasses.field(default_factory=dict)
+    failures: dict[str, int] = dataclasses.field(default_factory=dict)  # by source
     warnings: dict[str, dict[str, Any]] = dataclasses.field(default_factory=dict)  # by symptom, see metrics.symptoms
 
 
 @dataclasses.dataclass
 class Pending:
-    """A generation with results whose updates are unfinished: what its line of metrics will hold."""
+    """A generation whose updates are unfinished, and what is known of its metrics."""
 
     record: dict[str, Any]
     times: dict[str, float]  # seconds of each phase
     learnt: int = 0  # updates made so far
-    means: dict[str, float | None] = dataclasses.field(default_factory=dict)  # each times the updates it is over
+    means: dict[str, float | None] = dataclasses.field(default_factory=dict)  # summed over the updates
     sums: dict[str, float | None] = dataclasses.field(default_factory=dict)
 
 
 class Recorder:
-    """Counters, metrics, history and checkpoints of a run.
+    """Counts, writes and saves a run.
 
     Args:
         config: its configuration.
         folder: its run folder, which is locked.
         task, algorithm: what it trains.
-        note: called with each message for the user.
+        warn: called with each warning.
     """
 
     def __init__(
-        self, config: Config, folder: RunDir, task: Task, algorithm: Algorithm, note: Callable[[str], None]
+        self, config: Config, folder: RunDir, task: Task, algorithm: Algorithm, warn: Callable[[str], None]
     ) -> None:
         self.config, self.folder = config, folder
-        self.log: Logger | None = None  # is given each line of metrics too
+        self.log: Logger | None = None
         self.counters = Counters()
         self.pending: Pending | None = None
         self.unsaved = True
-        self._task, self._algorithm, self._note = task, algorithm, note
+        self._task, self._algorithm, self._warn = task, algorithm, warn
         self.start_clock()
 
     @property
     def finished(self) -> bool:
         """The run has reached its goal."""
         goal, done = self.config.run, self.counters
-        return 0 < goal.generations <= done.generation or (
-            self.pending is None and 0 < goal.env_steps <= done.env_steps
-        )
+        steps_reached = self.pending is None and 0 < goal.env_steps <= done.env_steps
+        return 0 < goal.generations <= done.generation or steps_reached
 
     def start_clock(self) -> None:
         """Measure wall time, and the time since the last checkpoint, from now on."""
         self._clock = self._saved_at = time.monotonic()
 
     def restore(self) -> checkpoint.Checkpoint:
-        """Go back to the newest intact checkpoint, and return it; metrics and history go back to its moment."""
+        """Return to the newest intact checkpoint: counters, metrics and history. The caller restores the state."""
         found = checkpoint.load(self.folder.checkpoints)
         for text in found.damaged:
-            self._note(f"warning: damaged checkpoint {text}; going on from {found.path.name}")
+            self._warn(f"damaged checkpoint {text}; continuing from {found.path.name}")
         if found.arrays is not None:
             try:
                 self.counters = Counters(**found.record["counters"])
                 self.pending = Pending(**found.record["pending"]) if found.record["pending"] else None
             except (KeyError, TypeError):
-                raise UserError(f"{found.path}: its manifest has other counters than this version of qdhuac") from None
+                raise UserError(f"{found.path}: has other counters than this version of qdhuac") from None
             self.unsaved = False
         self.folder.restore(found.texts)
-        try:
+        with os_errors_as(RunFailed, f"{self.folder.checkpoints}: cannot be changed"):
             checkpoint.set_aside(self.folder.checkpoints, found)
-        except OSError as error:
-            raise RunFailed(f"{self.folder.checkpoints}: cannot be changed ({error.strerror or error})") from None
         for text in self.folder.notes:
-            self._note(f"warning: {text}")
+            self._warn(text)
         return found
 
     # One generation
 
     def told(self, metrics: Metrics, told: Told, times: dict[str, float]) -> None:
-        """The offspring have competed for the archive.
+        """Record that the offspring have competed for the archive.
 
         Args:
             metrics: means, sums and failures of the batch, as NumPy arrays.
             told: which of the batch took which slot, as NumPy arrays.
-            times: seconds that each phase has taken.
+            times: seconds of each phase.
         """
         self.unsaved = True
         self._write_history(told)
-        means, sums, failures = ({name: _plain(value) for name, value in part.items()} for part in metrics)
+        means, sums, failures = _plain(metrics)
         steps, qd_score = int(sums.pop("steps") or 0), means["qd_score"] or 0.0
         rejected = {f"rejected_{name}": n for name, n in failures.items()}
         record = {**means, "rejected": sum(int(n or 0) for n in failures.values()), **rejected, **sums}
@@ -126,16 +122,16 @@ class Recorder:
 
     @property
     def owed(self) -> int:
-        """Updates still to make, so that there are `updates_per_step` for each environment step."""
+        """Updates that are still to be made: `updates_per_step` for each environment step, less those made."""
         return math.floor(self._algorithm.updates_per_step * self.counters.env_steps) - self.counters.gradient_updates
 
     def learnt(self, metrics: Metrics, updates: int) -> None:
-        """`updates` updates have been made, with these metrics, as NumPy arrays."""
+        """Record `updates` updates with these metrics, as NumPy arrays."""
         assert self.pending is not None
         self.unsaved = True
         self.pending.learnt += updates
         self.counters.gradient_updates += updates
-        means, sums, failures = ({name: _plain(value) for name, value in part.items()} for part in metrics)
+        means, sums, failures = _plain(metrics)
         for name, value in means.items():
             self.pending.means[name] = _add(self.pending.means.get(name, 0), None if value is None else value * updates)
         for name, value in (sums | {f"count_skipped_{name}": n for name, n in failures.items()}).items():
@@ -143,7 +139,7 @@ class Recorder:
         self._count_failures({f"learner's {name}": n for name, n in failures.items()})
 
     def end_generation(self) -> dict[str, Any]:
-        """Write the generation's line of metrics, and return it."""
+        """Write the metrics of the generation, and return them."""
         assert self.pending is not None
         self._tick()
         done, pending = self.counters, self.pending
@@ -162,7 +158,7 @@ class Recorder:
         }
         if pending.learnt:
             line |= self._check_health(line)
-        with self._writing("metrics"):
+        with self._writing("write metrics"):
             self.folder.append_metrics(line)
         if self.log:
             self.log.generation(line)
@@ -170,20 +166,20 @@ class Recorder:
         return line
 
     def _write_history(self, told: Told) -> None:
-        """Write the newcomers of the archive. Before the line of metrics: a checkpoint in mid-learning has it too."""
+        """Write which individuals entered the archive. Checkpoints between two updates have this line too."""
         individuals = told.individuals
         columns = {"slot": told.slots, **individuals.provenance._asdict(), **individuals._asdict()}
         came = told.slots >= 0
         columns = {name: columns[name][came] for name in COLUMNS}
         generation = self.counters.generation + 1
-        with self._writing("history"):
+        with self._writing("write history"):
             self.folder.append_history(generation, {name: _shortest(x) for name, x in columns.items()})
 
     # Saving
 
     @property
     def due(self) -> bool:
-        """It is time for a checkpoint: the run is finished, its first generation is, or an interval has passed."""
+        """A checkpoint is due: after the first generation, after an interval, or at the end."""
         run, done = self.config.run, self.counters
         by_time = time.monotonic() - self._saved_at >= 60 * run.checkpoint_minutes
         every = run.checkpoint_generations
@@ -191,7 +187,7 @@ class Recorder:
         return self.unsaved and (self.finished or by_time or (by_count and self.pending is None))
 
     def save(self, arrays: dict[str, Any]) -> None:
-        """Write a checkpoint with the state's `arrays`, and the repertoire beside it."""
+        """Write a checkpoint with the `arrays` of the state, and the repertoire."""
         self._tick()
         done = self.counters
         record: dict[str, Any] = {
@@ -202,59 +198,48 @@ class Recorder:
             "repertoire": self._metadata(),
         }
         name = checkpoint.name(done.generation + (self.pending is not None), done.gradient_updates)
-        with self._writing():
-            # The repertoire first: a crash between the two must not leave a finished run without it.
+        with self._writing("save"):
+            # First the repertoire, so that a crash between the two cannot leave a finished run without it.
             repertoire.write(self.folder.path / REPERTOIRE, arrays, record["repertoire"])
             checkpoint.save(self.folder.checkpoints, name, record, self.folder.texts(), arrays)
         self._saved_at, self.unsaved = time.monotonic(), False
 
-    @contextmanager
-    def _writing(self, what: str = "") -> Iterator[None]:
-        try:
-            yield
-        except OSError as error:
-            action = f"write {what}" if what else "save"
-            raise RunFailed(
-                f"{self.folder.path}: cannot {action} ({error.strerror or error}); the last checkpoint is intact"
-            ) from None
+    def _writing(self, action: str) -> AbstractContextManager[None]:
+        return os_errors_as(RunFailed, f"{self.folder.path}: cannot {action}", "; the last checkpoint is intact")
 
     # Bookkeeping
 
     @property
     def too_many_failures(self) -> str:
-        """The error of a run beyond its budget of failures, naming where most of them came from; else empty."""
-        done, budget = self.counters, self.config.run.failure_budget
-        if done.failures <= budget:
+        """The error of a run that has exceeded its budget of failures, with their main source; else empty."""
+        counts, budget = self.counters.failures, self.config.run.failure_budget
+        if (total := sum(counts.values())) <= budget:
             return ""
-        worst = max(done.failures_by_source, key=done.failures_by_source.__getitem__)
-        return (
-            f"{done.failures} evaluations or updates were not finite (run.failure_budget={budget}), most of them "
-            f"in: {worst} ({done.failures_by_source[worst]})"
-        )
+        worst = max(counts, key=counts.__getitem__)
+        bad = f"{total} evaluations or updates were not finite (run.failure_budget={budget})"
+        return f"{bad}, most of them in: {worst} ({counts[worst]})"
 
     @property
     def warnings(self) -> list[str]:
-        """What the user should know about the learner when the run ends."""
+        """Summaries of the learner's symptoms, for the end of the run."""
         return [
             f"in {w['generations']} of {self.counters.generation} generations, first in {w['first']}: {w['last']}"
             for w in self.counters.warnings.values()
         ]
 
     def _count_failures(self, sources: Mapping[str, Any]) -> None:
-        """Add to the failures, in total and by source."""
-        done = self.counters
+        counts = self.counters.failures
         for source, n in sources.items():
             if n:
-                done.failures += int(n)
-                done.failures_by_source[source] = done.failures_by_source.get(source, 0) + int(n)
+                counts[source] = counts.get(source, 0) + int(n)
 
     def _check_health(self, line: dict[str, Any]) -> dict[str, int]:
-        """Check for divergence; warn once per symptom. Returns the columns `warning_...` of the metrics."""
+        """Check for divergence, and warn once per symptom. Returns the metrics `warning_...`."""
         found = symptoms(line, *self._algorithm.value_range)
         for name, text in found.items():
             if name not in self.counters.warnings:
                 self.counters.warnings[name] = {"first": line["generation"], "generations": 0}
-                self._note(f"warning: generation {line['generation']}: {text}")
+                self._warn(f"generation {line['generation']}: {text}")
             self.counters.warnings[name]["generations"] += 1
             self.counters.warnings[name]["last"] = text
         return {f"warning_{name}": int(name in found) for name in ("values", "gradients")}
@@ -265,16 +250,16 @@ class Recorder:
         self._clock = now
 
     def _metadata(self) -> dict[str, Any]:
-        """What a reader of the repertoire needs to know."""
-        task, policy = self._task, self._task.policy
+        """The metadata of the repertoire."""
+        spec, policy = self._task.spec, self._task.policy
         return {
             "task": dataclasses.asdict(self.config.task),
             "algorithm": self.config.algorithm,
             "operators": self._algorithm.operators,
-            "policy": dataclasses.asdict(policy) if policy is not None else None,
-            "descriptor_bounds": task.spec.descriptor_bounds,
-            "action_bounds": task.spec.action_bounds,
-            "reward_offset": task.spec.reward_offset,
+            "policy": None if policy is None else dataclasses.asdict(policy),
+            "descriptor_bounds": spec.descriptor_bounds,
+            "action_bounds": spec.action_bounds,
+            "reward_offset": spec.reward_offset,
             "generation": self.counters.generation,
             "env_steps": self.counters.env_steps,
             "versions": versions(),
@@ -282,16 +267,16 @@ class Recorder:
 
 
 def _shortest(values: np.ndarray) -> list[Any]:
-    """A list for JSON, with the fewest digits of each float that give it back."""
+    """A list for JSON. Floats have as few digits as their type needs to be read back exactly."""
     if values.dtype.kind == "f":
         return np.array([float(str(v)) for v in values.reshape(-1)]).reshape(values.shape).tolist()
     return values.tolist()
 
 
-def _plain(value: Any) -> int | float | None:
-    """A number for JSON, which has no nan and no infinity: None."""
-    number = value.item()
-    return None if isinstance(number, float) and not math.isfinite(number) else number
+def _plain(metrics: Metrics) -> list[dict[str, Any]]:
+    """Means, sums and failures as Python numbers; None in place of nan and infinity, which JSON does not have."""
+    numbers = ({name: value.item() for name, value in part.items()} for part in metrics)
+    return [{name: n if math.isfinite(n) else None for name, n in part.items()} for part in numbers]
 
 
 def _add(total: float | None, value: float | None) -> float | None:

@@ -1,4 +1,4 @@
-"""Ctrl-C, SIGTERM and a closed terminal: the first asks the run to save and stop, the second ends it at once."""
+"""Ctrl-C, SIGTERM and a closed terminal. The first signal asks the run to save and stop, the second ends it at once."""
 
 from __future__ import annotations
 
@@ -9,40 +9,39 @@ import stat
 import sys
 import threading
 from collections.abc import Callable
-from types import TracebackType
 from typing import Any
 
 SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
 class Stop:
-    """Truthy once the run has been asked to stop.
+    """True once the run has been asked to stop. A `with` block catches the signals.
 
-    Python runs signal handlers in the main thread only after a call into XLA has returned, which can take minutes.
-    So the signals' numbers arrive through a socket in a thread of their own, which can answer at once.
+    Python runs signal handlers only after a call into XLA has returned, which can take minutes. Therefore a thread
+    reads the numbers of the signals from a socket and can answer at once.
     """
 
     def __init__(self, on_stop: Callable[[], None] = lambda: None) -> None:
         self.signal: int | None = None
-        self.elsewhere: int | None = None  # the signal that another process of the same run got
+        self.elsewhere: int | None = None  # the signal that another process of the run received
         self._on_stop = on_stop
         self._previous: dict[int, Any] = {}
         self._wakeup = -1
-        self._sockets: tuple[socket.socket, socket.socket] | None = None
+        self._writer: socket.socket | None = None
 
     def __bool__(self) -> bool:
         return self.signal is not None or self.elsewhere is not None
 
     @property
     def exit_code(self) -> int:
-        """130 after Ctrl-C, 143 after SIGTERM, 129 after a closed terminal, as shells expect; 0 without a signal."""
+        """128 plus the number of the signal, as shells expect; 0 without a signal."""
         number = self.signal or self.elsewhere
         return 128 + number if number else 0
 
     def request(self, number: int = signal.SIGINT) -> None:
-        """Ask the run to save and stop. The second call ends the process at once, without saving."""
+        """Ask the run to save and stop. A second call ends the process without saving."""
         if self.signal is not None:
-            sys.stdout.write("\x1b[?25h\n" if sys.stdout.isatty() else "")  # a live display may have hidden the cursor
+            sys.stdout.write("\x1b[?25h\n" if sys.stdout.isatty() else "")  # show the cursor again
             sys.stdout.flush()
             os._exit(128 + number)
         self.signal = number
@@ -50,25 +49,22 @@ class Stop:
 
     def __enter__(self) -> Stop:
         if threading.current_thread() is not threading.main_thread():
-            return self  # signals belong to the main thread; an embedding program calls `request`
-        reader, writer = self._sockets = socket.socketpair()
-        writer.setblocking(False)
+            return self  # only the main thread can catch signals; others call `request`
+        reader, self._writer = socket.socketpair()
+        self._writer.setblocking(False)
         for number in SIGNALS:
             if number != signal.SIGHUP or signal.getsignal(number) is not signal.SIG_IGN:  # as under nohup
                 self._previous[number] = signal.signal(number, lambda *_: None)
-        self._wakeup = signal.set_wakeup_fd(writer.fileno(), warn_on_full_buffer=False)
+        self._wakeup = signal.set_wakeup_fd(self._writer.fileno(), warn_on_full_buffer=False)
         threading.Thread(target=self._listen, args=(reader,), name="qdhuac-signals", daemon=True).start()
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        if self._sockets is None:
-            return
-        signal.set_wakeup_fd(self._wakeup)
-        for number, handler in self._previous.items():
-            signal.signal(number, handler)
-        self._sockets[1].close()  # the listener's recv returns empty, and it ends
+    def __exit__(self, *_: object) -> None:
+        if self._writer is not None:
+            signal.set_wakeup_fd(self._wakeup)
+            for number, handler in self._previous.items():
+                signal.signal(number, handler)
+            self._writer.close()  # ends the thread
 
     def _listen(self, reader: socket.socket) -> None:
         with reader:
