@@ -110,11 +110,16 @@ def render(
         "QD score, coverage and max fitness are measured on one grid of 1024 cells that every algorithm shares."
         "</footer>",
     ]
+    return document(f"{title} · {name}", STYLE, sections)
+
+
+def document(title: str, style: str, sections: Iterable[str]) -> str:
+    """A self-contained page of HTML sections, without the empty ones."""
     return (
         '<!doctype html>\n<html lang="en"><head><meta charset="utf-8">'
         '<meta name="viewport" content="width=device-width, initial-scale=1">'
         f'<meta http-equiv="Content-Security-Policy" content="{POLICY}">'
-        f"<title>{escape(title)} · {escape(name)}</title><style>{STYLE}</style></head>\n<body>\n"
+        f"<title>{escape(title)}</title><style>{style}</style></head>\n<body>\n"
         + "\n".join(s for s in sections if s)
         + "\n</body></html>\n"
     )
@@ -208,7 +213,7 @@ def _operators(rows: Sequence[Row]) -> str:
         counts = (number(sum(tried), whole=True), number(survived, whole=True), f"{100 * survived / sum(tried):.1f} %")
         table.append((name, *counts, *map(number, means)))
     heads = ("operator", "tried", "survived", "survival", "mean fitness", "mean gain over the parent")
-    return "<h2>Operators</h2>" + _table(heads, table) if table else ""
+    return "<h2>Operators</h2>" + html_table(heads, table) if table else ""
 
 
 def _time(rows: Sequence[Row]) -> str:
@@ -217,7 +222,7 @@ def _time(rows: Sequence[Row]) -> str:
     whole = sum(totals.values())
     if not whole:
         return ""
-    return "<h2>Time</h2>" + _table(
+    return "<h2>Time</h2>" + html_table(
         ("phase", "total", "share"), [(name, duration(s), f"{100 * s / whole:.1f} %") for name, s in totals.items()]
     )
 
@@ -253,10 +258,10 @@ def _evaluation_table(evaluation: Row | None) -> str:
     if evaluation is None:
         return ""
     head = f"<h2>Evaluated again, {int(evaluation['episodes'])} times each</h2>"
-    return head + _table(("", "stored", "again"), evaluation_rows(evaluation))
+    return head + html_table(("", "stored", "again"), evaluation_rows(evaluation))
 
 
-def _table(heads: Iterable[str], rows: Iterable[Iterable[str]]) -> str:
+def html_table(heads: Iterable[str], rows: Iterable[Iterable[str]]) -> str:
     head = "".join(f"<th>{escape(h)}</th>" for h in heads)
     body = "".join("<tr>" + "".join(f"<td>{escape(cell)}</td>" for cell in row) + "</tr>" for row in rows)
     return f'<div class="wide"><table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table></div>'

@@ -1,18 +1,18 @@
-"""`qdhuac report STUDY_DIR`: figures, tables and one page from stored files alone."""
+"""`qdhuac report STUDY_DIR`: the figures, the tables and the page of a study, from stored files alone."""
 
 from __future__ import annotations
 
 import base64
 import csv
 import io
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from html import escape
 from pathlib import Path
 
 from qdhuac import __version__
 from qdhuac.errors import RunFailed
-from qdhuac.report.run_page import POLICY
 from qdhuac.report.run_page import STYLE as PAGE_STYLE
+from qdhuac.report.run_page import document, html_table
 from qdhuac.store.files import replace_file
 from qdhuac.studies.results import TABLES, Results, Table, as_csv, collect, markdown, provenance, tables
 
@@ -20,7 +20,12 @@ STYLE = PAGE_STYLE + "figure { background: #fff } figure img { max-width: 100%; 
 
 
 def write_report(folder: Path) -> tuple[Path, list[str]]:
-    """Write figures, tables and the page into a study folder; returns the page and warnings for the reader."""
+    """Write figures, tables and the page into a study folder. Return the page and warnings.
+
+    Raises:
+        UserError: this is not a study folder, or none of its runs has reached the horizon.
+        RunFailed: a file cannot be written.
+    """
     from qdhuac.report import study_figures
 
     results = collect(folder)
@@ -32,8 +37,10 @@ def write_report(folder: Path) -> tuple[Path, list[str]]:
             study_figures.save(figure, folder / "figures", name)
             pictures.append((name, caption, (folder / "figures" / f"{name}.svg").read_bytes()))
         replace_file(folder / "table.md", _markdown(results, shown).encode())
-        for name, table in {**shown, "results": as_csv(results)}.items():
-            replace_file(folder / f"{name}.csv", _csv(table).encode())
+        for name, (head, rows) in {**shown, "results": as_csv(results)}.items():
+            text = io.StringIO()
+            csv.writer(text, lineterminator="\n").writerows([head, *rows])
+            replace_file(folder / f"{name}.csv", text.getvalue().encode())
         page = folder / "report.html"
         replace_file(page, _html(results, shown, pictures).encode())
     except OSError as error:
@@ -55,29 +62,20 @@ def _html(results: Results, shown: dict[str, Table], pictures: Iterable[tuple[st
     if results.notes:
         parts.append("<h2>Notes</h2>" + _html_list(results.notes))
     if results.unfinished:
-        names = _html_list(results.unfinished)
-        parts.append(f"<details><summary>Left out: {_count(results)}</summary>{names}</details>")
+        left_out = _html_list(results.unfinished)
+        parts.append(f"<details><summary>Left out: {_count(results)}</summary>{left_out}</details>")
     for name, caption, svg in pictures:
         data = base64.b64encode(svg).decode()
         parts.append(
             f'<figure><img alt="{escape(name)}" src="data:image/svg+xml;base64,{data}"></figure>'
             f'<p class="sub">{escape(caption)}</p>'
         )
-    for name, table in shown.items():
-        parts.append(f"<h2>{escape(TABLES[name][1])}</h2>" + _html_table(*table))
-    runs = _html_table(*provenance(results))
-    parts.append(f"<h2>Runs</h2><details><summary>every run</summary>{runs}</details>")
+    parts += [f"<h2>{escape(TABLES[name][1])}</h2>" + html_table(*found) for name, found in shown.items()]
+    parts.append(f"<h2>Runs</h2><details><summary>every run</summary>{html_table(*provenance(results))}</details>")
     parts.append(
         f"<footer>Written by qdhuac {escape(__version__)} from config.toml and metrics.jsonl of each run.</footer>"
     )
-    return (
-        '<!doctype html>\n<html lang="en"><head><meta charset="utf-8">'
-        '<meta name="viewport" content="width=device-width, initial-scale=1">'
-        f'<meta http-equiv="Content-Security-Policy" content="{POLICY}">'
-        f"<title>{escape(study.name)} · qdhuac</title><style>{STYLE}</style></head>\n<body>\n"
-        + "\n".join(parts)
-        + "\n</body></html>\n"
-    )
+    return document(f"{study.name} · qdhuac", STYLE, parts)
 
 
 def _count(results: Results) -> str:
@@ -88,22 +86,9 @@ def _html_list(lines: Iterable[str]) -> str:
     return "<ul>" + "".join(f"<li>{escape(line)}</li>" for line in lines) + "</ul>"
 
 
-def _html_table(head: Iterable[str], rows: Iterable[Sequence[str]]) -> str:
-    top = "".join(f"<th>{escape(h)}</th>" for h in head)
-    body = "".join("<tr>" + "".join(f"<td>{escape(cell)}</td>" for cell in row) + "</tr>" for row in rows)
-    return f'<div class="wide"><table><thead><tr>{top}</tr></thead><tbody>{body}</tbody></table></div>'
-
-
 def _markdown(results: Results, shown: dict[str, Table]) -> str:
     out = [f"# {results.study.title}", f"Scale {results.scale}, {results.study.steps:,} steps."]
-    for name, table in shown.items():
-        out += [f"## {TABLES[name][1]}", markdown(*table)]
+    for name, found in shown.items():
+        out += [f"## {TABLES[name][1]}", markdown(*found)]
     out += [f"- {note}" for note in (*results.notes, *(f"left out: {text}" for text in results.unfinished))]
     return "\n\n".join(out) + "\n"
-
-
-def _csv(table: Table) -> str:
-    head, rows = table
-    buffer = io.StringIO()
-    csv.writer(buffer, lineterminator="\n").writerows([head, *rows])
-    return buffer.getvalue()
