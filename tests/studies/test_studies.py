@@ -250,7 +250,7 @@ def test_a_root_of_another_version_is_refused_for_running_and_named_when_reporti
         ('study = "target"', 'study = "moon"', "moon"),
         ('scale = "smoke"', 'scale = "huge"', "huge"),
         ('version = "', 'versions = "', "version"),
-        ('scale = "smoke"', "scale = 3", "texts"),
+        ('scale = "smoke"', "scale = 3", "strings"),
         ("seeds = 2", "seeds = 3000", "from 1 to 1000"),
         ("seeds = 2", 'seeds = "2"', "from 1 to 1000"),
         ("seeds = 2", "seeds = 2.0", "from 1 to 1000"),
@@ -299,7 +299,7 @@ def test_a_run_without_a_metric_that_is_compared_is_left_out_and_named(tmp_path,
     [
         ("gap", "has a gap: generation 4 expected, found 5"),
         ("hole", "has no qd_score in generation 4"),
-        ("backwards", "does not move on in generation 4"),
+        ("backwards", "has no new environment steps in generation 4"),
         ("torn", "line 3"),
     ],
 )
