@@ -35,27 +35,30 @@ def filled(replay: Replay, key: Array) -> ReplayState:
 def sample_and_set(replay: Replay, batch: int, times: int) -> Callable[[ReplayState, Array], ReplayState]:
     """`times` rounds of sampling a batch and setting its priorities, which depend on the sample."""
 
-    def body(i: Array, carry: tuple[ReplayState, Array]) -> tuple[ReplayState, Array]:
-        state, key = carry
-        drawn = replay.sample(state, jax.random.fold_in(key, i), batch)
-        return replay.set_priorities(state, drawn.indices, _row_sums(drawn.transition)), key
+    def step(state: ReplayState, key: Array) -> ReplayState:
+        drawn = replay.sample(state, key, batch)
+        return replay.set_priorities(state, drawn.indices, _row_sums(drawn.transition))
 
-    return lambda state, key: jax.lax.fori_loop(0, times, body, (state, key))[0]
+    return _repeated(step, times)
 
 
 def flat_sample_and_set(replay: Replay, batch: int, times: int) -> Callable[[ReplayState, Array], ReplayState]:
     """The same with a flat array of priorities: a cumulative sum of all of them, and a binary search."""
 
-    def body(i: Array, carry: tuple[ReplayState, Array]) -> tuple[ReplayState, Array]:
-        state, key = carry
+    def step(state: ReplayState, key: Array) -> ReplayState:
         mass = jnp.cumsum(state.tree)
-        uniform = jax.random.uniform(jax.random.fold_in(key, i), (batch,))
+        uniform = jax.random.uniform(key, (batch,))
         indices = jnp.searchsorted(mass, (jnp.arange(batch) + uniform) / batch * mass[-1])
         indices = jnp.minimum(indices, replay.capacity - 1)
         values = jnp.abs(_row_sums(replay.unpack(state.rows[indices]))) + PRIORITY_EPSILON
-        return state._replace(tree=state.tree.at[indices].set(values**replay.exponent)), key
+        return state._replace(tree=state.tree.at[indices].set(values**replay.exponent))
 
-    return lambda state, key: jax.lax.fori_loop(0, times, body, (state, key))[0]
+    return _repeated(step, times)
+
+
+def _repeated(step: Callable[[ReplayState, Array], ReplayState], times: int) -> Callable[..., ReplayState]:
+    """`times` steps, each with a key of its own."""
+    return lambda state, key: jax.lax.fori_loop(0, times, lambda i, s: step(s, jax.random.fold_in(key, i)), state)
 
 
 def measure() -> Iterator[Result]:

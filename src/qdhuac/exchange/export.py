@@ -71,15 +71,11 @@ def make_contract(run: Run) -> dict[str, Any]:
     """The part of the contract that all policies of a run share. Raise UserError if the robot has changed."""
     from qdhuac.exchange.contract import interface, unnamed
 
-    try:
-        task, sizes = run.metadata["task"], run.metadata["policy"]
-        name, backend = task["name"], task["backend"]
-        trained = {"observations": sizes["obs_size"], "actions": sizes["action_size"]}
-    except (KeyError, TypeError):
-        raise UserError(f"{run.folder.path}: its repertoire does not say which task it is for") from None
+    sizes, name, backend = run.metadata["policy"], run.metadata["task"]["name"], run.metadata["task"]["backend"]
+    obs_size, action_size = sizes["obs_size"], sizes["action_size"]
     bounds = run.metadata.get("action_bounds")
-    described = unnamed(sizes["obs_size"], sizes["action_size"], bounds) if name == OWN else interface(name)
-    for kind, size in trained.items():
+    described = unnamed(obs_size, action_size, bounds) if name == OWN else interface(name)
+    for kind, size in (("observations", obs_size), ("actions", action_size)):
         if len(described[kind]) != size:
             raise UserError(
                 f"task {name!r} on backend {backend!r} has {len(described[kind])} {kind}, but the policies in "
@@ -92,8 +88,8 @@ def make_contract(run: Run) -> dict[str, Any]:
         "backend": backend,
         "network": {"hidden": sizes["hidden"], "activation": "relu", "output": "tanh"},
         "normalisation": "none",
-        "obs_size": sizes["obs_size"],
-        "action_size": sizes["action_size"],
+        "obs_size": obs_size,
+        "action_size": action_size,
         **described,
     }
 

@@ -45,49 +45,42 @@ class Ray:
             raise UserError(f"RAY_ADDRESS={address}: {error}") from None
 
     def prepare(self, root: Path, runs: Sequence[Run], jobs: int) -> None:
-        """Check all nodes. A run asks for one core, and one accelerator if the cluster has any."""
-        self._compare_versions()
+        """Check the versions of all nodes. A run asks for one core, and one accelerator if the cluster has any."""
+        self._check_versions()
         self.jobs, self._root = jobs, root
-        self._stopped: set[Any] = set()
-        self._files: dict[Any, Path] = {}
         gpus = 1 if self.ray.cluster_resources().get("GPU") else 0
         again = {"max_retries": LOST, "retry_exceptions": [worker.Stopped]}
         self._work = self.ray.remote(num_cpus=1, num_gpus=gpus, **again)(worker.work)
 
-    def _compare_versions(self) -> None:
-        """Raise UserError if a node has other versions of qdhuac or of its packages."""
-        ours = versions()
-        ask = self.ray.remote(num_cpus=0)(worker.node)
+    def _check_versions(self) -> None:
+        """Raise UserError if a node does not answer or has other versions of qdhuac or of its packages."""
+        check = self.ray.remote(num_cpus=0)(worker.check_versions)
         strategy = self.ray.util.scheduling_strategies.NodeAffinitySchedulingStrategy
-        there = [node["NodeID"] for node in self.ray.nodes() if node["Alive"]]
-        asked = [ask.options(scheduling_strategy=strategy(node, soft=False)).remote() for node in there]
+        nodes = [strategy(node["NodeID"], soft=False) for node in self.ray.nodes() if node["Alive"]]
         try:
-            found = self.ray.get(asked, timeout=PATIENCE)
+            asked = [check.options(scheduling_strategy=node).remote(versions()) for node in nodes]
+            self.ray.get(asked, timeout=PATIENCE)
         except self.ray.exceptions.RayError as error:
-            raise UserError(f"--executor ray: a node does not answer ({_last_line(error)})") from None
-        for name, theirs in found:
-            worker.compare(name, theirs, ours)
+            raise UserError(f"--executor ray: {_last_line(error)}") from None
 
     def begin(self, run: Run, state: str) -> Any:
-        job = self._work.remote(worker.order(self._root, run))
-        self._files[job] = worker.stop_file(self._root, run)
-        return job
+        return self._work.remote(worker.order(self._root, run)), worker.stop_file(self._root, run)
 
     def result(self, job: Any) -> Result | None:
-        if not self.ray.wait([job], timeout=0)[0]:
+        task, _ = job
+        if not self.ray.wait([task], timeout=0)[0]:
             return None
         try:
-            return self.ray.get(job)
-        except self.ray.exceptions.RayTaskError as error:
-            return Result(None, last=_last_line(error.cause or error))
+            return self.ray.get(task)
         except self.ray.exceptions.RayError as error:
             return Result(None, last=_last_line(error))
 
     def stop(self, job: Any, number: int) -> None:
         """Let the run save. The second time, kill its worker, which ends the run."""
-        self._files[job].touch()
-        self.ray.cancel(job, force=job in self._stopped)
-        self._stopped.add(job)
+        task, stop_file = job
+        again = stop_file.exists()
+        stop_file.touch()
+        self.ray.cancel(task, force=again)
 
     def close(self) -> None:
         self.ray.shutdown()
@@ -109,5 +102,6 @@ def _check_address(address: str) -> None:
 
 
 def _last_line(error: Exception) -> str:
+    error = getattr(error, "cause", None) or error  # the exception of the task itself
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
     return lines[-1] if lines else type(error).__name__

@@ -41,6 +41,7 @@ class Origin(NamedTuple):
 
     config_sha256: str
     versions: str
+    physics: str = ""  # the engine
     folder: Path | None = None  # None if the results come from a CSV file
 
 
@@ -111,7 +112,6 @@ def collect(folder: Path) -> Results:
     study, scale, runs, notes = read(folder)
     root = folder.absolute().parent
     results = Results(study, scale, {}, {}, [], notes)
-    engines: dict[str, list[str]] = {}
     for run in runs:
         try:
             found = look(root, run)
@@ -132,15 +132,15 @@ def collect(folder: Path) -> Results:
             notes.append(f"not finished, but past the horizon of this study: {run.name} ({run.folder})")
         path = root / RUNS / run.folder
         results.curves.setdefault((run.task, run.label), {})[run.seed] = rows
-        results.origins[run.task, run.label, run.seed] = Origin(run.fingerprint, _versions(path), path)
-        engines.setdefault(found.backend, []).append(run.folder)
+        origin = Origin(run.fingerprint, _versions(path), found.backend, path)
+        results.origins[run.task, run.label, run.seed] = origin
     if not results.curves:
         raise UserError(f"{folder}: no run has reached {study.steps:,} steps yet; run: qdhuac study {study.name}")
-    notes += _caveats(results, engines)
+    notes += _caveats(results)
     return results
 
 
-def _caveats(results: Results, engines: Mapping[str, Sequence[str]]) -> Iterator[str]:
+def _caveats(results: Results) -> Iterator[str]:
     """Caveats of a comparison."""
     first = results.study.settings[0].label
     if results.labels[0] != first:
@@ -150,12 +150,12 @@ def _caveats(results: Results, engines: Mapping[str, Sequence[str]]) -> Iterator
         yield "no IQM, probabilities and profiles: no seed has every task and setting"
     elif len(results.labels) > 1 and set(seeds) != {seed for *_, seed in results.origins}:
         yield f"IQM, probabilities and profiles use only seeds {', '.join(map(str, seeds))}, which all settings have"
-    versions: dict[str, list[str]] = {}
-    for origin in results.origins.values():
-        versions.setdefault(origin.versions, []).append(origin.folder.name if origin.folder else "")
-    for what, folders in (("physics", engines), ("versions", versions)):
-        if len(folders) > 1:
-            every = "; ".join(f"{name} ({len(runs)} runs, such as {runs[0]})" for name, runs in folders.items())
+    for what in ("physics", "versions"):
+        made: dict[str, list[str]] = {}
+        for origin in results.origins.values():
+            made.setdefault(getattr(origin, what), []).append(origin.folder.name if origin.folder else "")
+        if len(made) > 1:
+            every = "; ".join(f"{name} ({len(runs)} runs, such as {runs[0]})" for name, runs in made.items())
             yield f"runs with different {what} are compared: {every}"
 
 

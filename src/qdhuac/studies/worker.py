@@ -91,27 +91,23 @@ class Worker:
         return result
 
 
-def node() -> tuple[str, dict[str, str]]:
-    """The name of this node and its versions."""
-    return platform.node(), versions()
-
-
-def compare(node: str, theirs: Mapping[str, str], ours: Mapping[str, str]) -> None:
-    """Raise UserError if a node has other versions."""
-    for name, version in ours.items():
-        if theirs.get(name) != version:
-            raise UserError(f"{node} has {name} {theirs.get(name)}, and the study is made with {version}")
+def check_versions(wanted: Mapping[str, str]) -> None:
+    """Raise UserError unless this node has these versions."""
+    found = versions()
+    for name, version in wanted.items():
+        if found.get(name) != version:
+            raise UserError(f"{platform.node()} has {name} {found.get(name)}, and the study is made with {version}")
 
 
 def _find(order: Mapping[str, Any]) -> Run:
     """The run of an order. Raise UserError if this node cannot make it."""
-    node, root = platform.node(), Path(order["root"])
-    compare(node, versions(), order["versions"])
-    where = config_file(root, order["folder"])
+    check_versions(order["versions"])
+    where = config_file(Path(order["root"]), order["folder"])
     try:
         settings = specs.from_toml(where.read_text(encoding="utf-8"), str(where))
     except OSError:
-        raise UserError(f"{node} does not see {where}; --root must be a folder that all nodes share") from None
+        message = f"{platform.node()} does not see {where}; --root must be a folder that all nodes share"
+        raise UserError(message) from None
     return Run(order["label"], settings, settings.run.env_steps)
 
 

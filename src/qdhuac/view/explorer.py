@@ -229,10 +229,9 @@ class Handler(BaseHTTPRequestHandler):
             kind, content = ASSETS[name]
             return kind, content()
         explorer = self.server.explorer
+        number = None if name == "run" else _number(query[QUESTIONS[name]])
         with self.server.lock:
-            if name == "run":
-                return JSON, _json(explorer.run())
-            answer = getattr(explorer, name)(_number(query[QUESTIONS[name]]))
+            answer = explorer.run() if number is None else getattr(explorer, name)(number)
         return (BINARY, answer) if isinstance(answer, bytes) else (JSON, _json(answer))
 
     def _send(self, code: int, kind: str, content: bytes, **more: str) -> None:

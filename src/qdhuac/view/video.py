@@ -107,19 +107,6 @@ def mp4(pictures: Iterator[np.ndarray], seconds_per_frame: float) -> bytes:
         return path.read_bytes()
 
 
-def write(path: Path, model: Any, qpos: np.ndarray, dt: float) -> None:
-    """Film poses [T, nq], `dt` seconds apart, as an .mp4 or a .gif."""
-    is_gif = path.suffix.lower() == ".gif"
-    stride = every(dt, 20 if is_gif else 50)
-    width, height = (320, 240) if is_gif else (640, 480)
-    encode = gif if is_gif else mp4
-    content = encode(frames(model, qpos[::stride], width, height), stride * dt)
-    try:
-        replace_file(path, content)
-    except OSError as error:
-        raise RunFailed(f"{path}: cannot be written ({error.strerror or error})") from None
-
-
 def render(task: Viewable, run: Run, policy: Policy, output: Path, seed: int = 0, seconds: float | None = None) -> str:
     """Film an episode of a policy, or its first seconds.
 
@@ -141,7 +128,13 @@ def render(task: Viewable, run: Run, policy: Policy, output: Path, seed: int = 0
     check_genotypes(task, genotypes, str(run.folder.path / REPERTOIRE))
     shown = simulate(task, genotypes, policy.index, seed)
     end = None if seconds is None else round(seconds / shown.dt) + 1
-    write(output, task.model, shown.qpos[:end], shown.dt)
+    encode, fps, width, height = (gif, 20, 320, 240) if output.suffix.lower() == ".gif" else (mp4, 50, 640, 480)
+    stride = every(shown.dt, fps)
+    video = encode(frames(task.model, shown.qpos[:end:stride], width, height), stride * shown.dt)
+    try:
+        replace_file(output, video)
+    except OSError as error:
+        raise RunFailed(f"{output}: cannot be written ({error.strerror or error})") from None
     return (
         f"individual {policy.index} of {len(run)}: stored fitness {policy.fitness:.1f}, here "
         f"{shown.reward.sum():.1f} in {len(shown.reward)} steps"
