@@ -145,7 +145,7 @@ def test_a_failed_run_is_reported_and_stops_no_other(stub, tmp_path, capsys, mon
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-def test_a_signal_lets_every_run_save_and_the_same_command_goes_on(stub, tmp_path, number, capsys):
+def test_a_signal_lets_every_run_save_and_the_same_command_continues(stub, tmp_path, number, capsys):
     process = begin(tmp_path, "--jobs", "2", STUB_HANG="-qdhuac-s")
     until(lambda: len(waiting(tmp_path)) == 2, process)
     process.send_signal(number)
@@ -155,7 +155,7 @@ def test_a_signal_lets_every_run_save_and_the_same_command_goes_on(stub, tmp_pat
     assert "failed" not in out
     assert states(tmp_path) == [STARTED, STARTED, MISSING, MISSING]
     assert study(tmp_path) == 0
-    assert "goes on" in capsys.readouterr().out
+    assert "resumes: " in capsys.readouterr().out
     for run in runs():
         assert [row["generation"] for row in look(tmp_path, run).rows] == [1, 2, 3, 4]
 

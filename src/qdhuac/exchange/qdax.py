@@ -7,7 +7,6 @@ the same in both.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Any
 
 import jax
@@ -18,15 +17,9 @@ from qdax.core.containers.mapelites_repertoire import MapElitesRepertoire
 from qdhuac.archives.common import admissible
 from qdhuac.archives.grid import GridArchive
 from qdhuac.errors import UserError
-from qdhuac.store import repertoire as files
 from qdhuac.types import Array, Individuals, Provenance
 
 FLAX = "params"
-
-
-def read(path: Path) -> Individuals:
-    """Read the individuals in the `repertoire.safetensors` of a run."""
-    return files.individuals(files.read(path)[0])
 
 
 def to_qdax(archive: Individuals, centroids: Array | np.ndarray) -> MapElitesRepertoire:

@@ -14,7 +14,7 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import FixedLocator, FuncFormatter, NullLocator
 
 from qdhuac.errors import UserError
-from qdhuac.report.run_figures import tidy
+from qdhuac.report.run_figures import descriptor_labels, tidy
 from qdhuac.store import history, repertoire
 from qdhuac.store.run_folder import REPERTOIRE, RunDir
 from qdhuac.studies import statistics
@@ -234,11 +234,10 @@ def archive_maps(task: str, found: Mapping[str, Archive]) -> Figure:
         axes.set_title(label)
     for axes in grid.flat[len(found) :]:
         axes.set_visible(False)
-    words = {
-        1: ("share of steps on the foot", "fitness"),
-        2: ("foot 1 on the ground", "foot 2 on the ground"),
-    }
-    x, y = words.get(descriptor.shape[1], ("foot 1, and within it foot 2", "foot 3, and within it foot 4"))
+    size = descriptor.shape[1]
+    x, y = "foot 1, and within it foot 2", "foot 3, and within it foot 4"
+    if size < 4:
+        x, y = (*descriptor_labels(task, size), "fitness")[:2]
     figure.supxlabel(x, fontsize=8)
     figure.supylabel(y, fontsize=8)
     figure.suptitle(NAMES[task], fontsize=9)

@@ -87,7 +87,7 @@ class Pool:
         except UserError as error:
             self.failures.append(f"{run.name}: {error}")
             return
-        word = "submitted" if self.executor.queues else "begins" if state == MISSING else "goes on"
+        word = "submitted" if self.executor.queues else "starts" if state == MISSING else "resumes"
         _say(f"[{position}/{total}] {word}: {run.name} ({run.folder})")
 
     def _end(self, run: Run, result: Result) -> None:
@@ -101,7 +101,8 @@ class Pool:
         else:
             word, where = "failed", "" if code is None else f" (exit code {code}, see {log(self.root, run)})"
             self.failures.append(f"{run.name}: {result.last}{where}")
-        _say(f"{word}{'' if code is None else f' after {duration(result.seconds)}'}: {run.name}")
+        took = "" if code is None else f" after {duration(result.seconds)}"
+        _say(f"{word}{took}: {run.name}")
 
     def _on_signal(self, number: int, _: Any) -> None:
         if not self.signals:

@@ -89,11 +89,11 @@ class Results:
         return np.array([number(rows[-1], measure) for rows in self.curves.get((task, label), {}).values()])
 
     def scores(self, measure: str) -> dict[str, np.ndarray]:
-        """Last values [seeds, tasks] of each setting for the common seeds; empty if there are none."""
+        """Last values [seeds, tasks] of each setting, for the common seeds."""
         seeds = self.common_seeds
         return {
             s: np.array([[number(self.curves[t, s][seed][-1], measure) for t in self.tasks] for seed in seeds])
-            for s in self.labels * bool(seeds)
+            for s in self.labels
         }
 
 

@@ -12,7 +12,6 @@ import numpy as np
 from scipy.stats import trim_mean
 
 Array = np.ndarray
-REPETITIONS = 2000
 LEVEL = 0.95
 
 
@@ -32,11 +31,9 @@ def profile(scores: Array, thresholds: Sequence[float] | Array) -> Array:
     return np.mean(scores[..., None] > np.asarray(thresholds), axis=(-3, -2))
 
 
-def interval(
-    statistic: Callable[..., Array], *scores: Array, repetitions: int = REPETITIONS, seed: int = 0
-) -> tuple[Any, Any]:
+def interval(statistic: Callable[..., Array], *scores: Array, repetitions: int = 2000) -> tuple[Any, Any]:
     """95 % percentile interval of a statistic, from a bootstrap that resamples the runs of each task separately."""
-    rng = np.random.default_rng(seed)
+    rng = np.random.default_rng(0)
     rows = [rng.integers(len(s), size=(repetitions, *s.shape)) for s in scores]
     drawn = statistic(*(np.take_along_axis(s[None], r, axis=1) for s, r in zip(scores, rows, strict=True)))
     low, high = np.quantile(drawn, [0.5 - LEVEL / 2, 0.5 + LEVEL / 2], axis=0)
