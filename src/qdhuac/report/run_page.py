@@ -110,17 +110,23 @@ def render(
         "QD score, coverage and max fitness are measured on one grid of 1024 cells that every algorithm shares."
         "</footer>",
     ]
-    return document(f"{title} · {name}", STYLE, sections)
+    return document(f"{title} · {name}", sections)
 
 
-def document(title: str, style: str, sections: Iterable[str]) -> str:
-    """A self-contained page of HTML sections, without the empty ones."""
+def document(title: str, sections: Iterable[str], style: str = "") -> str:
+    """Return a page as HTML.
+
+    Args:
+        title: the title as text.
+        sections: the content as HTML; empty ones are left out.
+        style: more rules for the style sheet.
+    """
     return (
         '<!doctype html>\n<html lang="en"><head><meta charset="utf-8">'
         '<meta name="viewport" content="width=device-width, initial-scale=1">'
         f'<meta http-equiv="Content-Security-Policy" content="{POLICY}">'
-        f"<title>{escape(title)}</title><style>{style}</style></head>\n<body>\n"
-        + "\n".join(s for s in sections if s)
+        f"<title>{escape(title)}</title><style>{STYLE}{style}</style></head>\n<body>\n"
+        + "\n".join(section for section in sections if section)
         + "\n</body></html>\n"
     )
 
@@ -222,9 +228,8 @@ def _time(rows: Sequence[Row]) -> str:
     whole = sum(totals.values())
     if not whole:
         return ""
-    return "<h2>Time</h2>" + html_table(
-        ("phase", "total", "share"), [(name, duration(s), f"{100 * s / whole:.1f} %") for name, s in totals.items()]
-    )
+    table = [(phase, duration(seconds), f"{100 * seconds / whole:.1f} %") for phase, seconds in totals.items()]
+    return "<h2>Time</h2>" + html_table(("phase", "total", "share"), table)
 
 
 def _diagnostics(rows: Sequence[Row]) -> str:
@@ -257,11 +262,12 @@ def _evaluation(folder: RunDir) -> Row | None:
 def _evaluation_table(evaluation: Row | None) -> str:
     if evaluation is None:
         return ""
-    head = f"<h2>Evaluated again, {int(evaluation['episodes'])} times each</h2>"
+    head = f"<h2>Evaluated again, {evaluation['episodes']} times each</h2>"
     return head + html_table(("", "stored", "again"), evaluation_rows(evaluation))
 
 
 def html_table(heads: Iterable[str], rows: Iterable[Iterable[str]]) -> str:
+    """Return a table of texts as HTML."""
     head = "".join(f"<th>{escape(h)}</th>" for h in heads)
     body = "".join("<tr>" + "".join(f"<td>{escape(cell)}</td>" for cell in row) + "</tr>" for row in rows)
     return f'<div class="wide"><table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table></div>'

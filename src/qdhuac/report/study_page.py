@@ -11,12 +11,11 @@ from pathlib import Path
 
 from qdhuac import __version__
 from qdhuac.errors import RunFailed
-from qdhuac.report.run_page import STYLE as PAGE_STYLE
 from qdhuac.report.run_page import document, html_table
 from qdhuac.store.files import replace_file
 from qdhuac.studies.results import TABLES, Results, Table, as_csv, collect, markdown, provenance, tables
 
-STYLE = PAGE_STYLE + "figure { background: #fff } figure img { max-width: 100%; height: auto; display: block }\n"
+STYLE = "figure { background: #fff } figure img { max-width: 100%; height: auto; display: block }\n"
 
 
 def write_report(folder: Path) -> tuple[Path, list[str]]:
@@ -70,12 +69,14 @@ def _html(results: Results, shown: dict[str, Table], pictures: Iterable[tuple[st
             f'<figure><img alt="{escape(name)}" src="data:image/svg+xml;base64,{data}"></figure>'
             f'<p class="sub">{escape(caption)}</p>'
         )
-    parts += [f"<h2>{escape(TABLES[name][1])}</h2>" + html_table(*found) for name, found in shown.items()]
-    parts.append(f"<h2>Runs</h2><details><summary>every run</summary>{html_table(*provenance(results))}</details>")
+    for name, table in shown.items():
+        parts.append(f"<h2>{escape(TABLES[name][1])}</h2>" + html_table(*table))
+    runs = html_table(*provenance(results))
+    parts.append(f"<h2>Runs</h2><details><summary>every run</summary>{runs}</details>")
     parts.append(
         f"<footer>Written by qdhuac {escape(__version__)} from config.toml and metrics.jsonl of each run.</footer>"
     )
-    return document(f"{study.name} · qdhuac", STYLE, parts)
+    return document(f"{study.name} · qdhuac", parts, STYLE)
 
 
 def _count(results: Results) -> str:
