@@ -61,7 +61,7 @@ class Ray:
             asked = [check.options(scheduling_strategy=node).remote(versions()) for node in nodes]
             self.ray.get(asked, timeout=PATIENCE)
         except self.ray.exceptions.RayError as error:
-            raise UserError(f"--executor ray: {_last_line(error)}") from None
+            raise UserError(f"--executor ray: a node cannot make the study ({_last_line(error)})") from None
 
     def begin(self, run: Run, state: str) -> Any:
         return self._work.remote(worker.order(self._root, run)), worker.stop_file(self._root, run)
