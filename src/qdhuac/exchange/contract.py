@@ -12,9 +12,8 @@ from qdhuac.tasks import model as m
 from qdhuac.tasks import robots
 from qdhuac.tasks.model import load, motor_names, seconds_per_step, tables
 
-_FREE = ("x", "y", "z", "qw", "qx", "qy", "qz"), ("vx", "vy", "vz", "wx", "wy", "wz")
+_POSE, _MOTION = ("x", "y", "z", "qw", "qx", "qy", "qz"), ("vx", "vy", "vz", "wx", "wy", "wz")
 _INERTIA = ("xx", "yy", "zz", "xy", "xz", "yz", "mx", "my", "mz", "mass")
-_SPATIAL = ("vx", "vy", "vz", "wx", "wy", "wz")
 
 
 def interface(task: str) -> dict[str, Any]:
@@ -53,11 +52,11 @@ def _name(entry: tuple[int, int], model: Any) -> str:
     """The name of an observation, such as `qpos/root/z`, `qvel/knee` or `cinert/torso/mass`."""
     field, at = entry
     if field == m.QPOS:
-        return f"qpos/{_coordinate(model, at, model.jnt_qposadr, _FREE[0])}"
+        return f"qpos/{_coordinate(model, at, model.jnt_qposadr, _POSE)}"
     if field in (m.QVEL, m.QFRC_ACTUATOR):
-        return f"{m.FIELDS[field]}/{_coordinate(model, at, model.jnt_dofadr, _FREE[1])}"
+        return f"{m.FIELDS[field]}/{_coordinate(model, at, model.jnt_dofadr, _MOTION)}"
     if field == m.COM_VELOCITY:
-        return f"com_velocity/{_body(model, at // 6 + 1)}/{_SPATIAL[at % 6]}"
+        return f"com_velocity/{_body(model, at // 6 + 1)}/{_MOTION[at % 6]}"
     parts = _INERTIA if field == m.CINERT else "xyz"
     return f"{m.FIELDS[field]}/{_body(model, at // len(parts))}/{parts[at % len(parts)]}"
 

@@ -214,10 +214,10 @@ class Handler(BaseHTTPRequestHandler):
         repeated = [n for n in ("Host", "Origin", "Sec-Fetch-Site") if len(self.headers.get_all(n, ())) > 1]
         if repeated or self.headers.get("Host") not in self.server.hosts:  # other names may resolve to this machine
             return "this explorer answers on 127.0.0.1 only"
-        if self.headers.get("Origin") not in (None, f"http://{self.headers['Host']}"):
-            return "this explorer answers no other page"
+        own_origin = self.headers.get("Origin") in (None, f"http://{self.headers['Host']}")
         followed = self.headers.get("Sec-Fetch-Dest") == "document"  # by a link in notes or in a web terminal
-        if self.headers.get("Sec-Fetch-Site", "none") not in ("none", "same-origin") and not followed:
+        own_site = followed or self.headers.get("Sec-Fetch-Site", "none") in ("none", "same-origin")
+        if not (own_origin and own_site):
             return "this explorer answers no other page"
         if not secrets.compare_digest(token.encode(), self.server.token.encode()):
             return "wrong or missing token: open the address that qdhuac view has printed"
