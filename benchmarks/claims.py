@@ -11,7 +11,6 @@ from collections.abc import Iterator, Mapping, Sequence
 import numpy as np
 from scipy.stats import binomtest, mannwhitneyu
 
-from qdhuac.studies.catalogue import TASKS
 from qdhuac.studies.results import NAMES, Results, probed, short, steps_needed
 
 ENOUGH = 3  # seeds that a verdict needs
