@@ -1,11 +1,11 @@
-"""How quickly Intelligent Trial and Error finds an individual that still works, beside two simpler ways.
+"""How quickly Intelligent Trial and Error finds an individual that still works, compared with two simpler methods.
 
     python benchmarks/adaptation.py measure OUT.jsonl RUN_DIR... [--damage NAME=FACTOR[,NAME=FACTOR] ...]
     python benchmarks/adaptation.py draw results/adaptation docs/img/adaptation.png
 
 `measure` evaluates every individual of each archive after each damage and writes one line per run and damage. `draw`
-reads all files of a folder and lets three ways choose from what was measured: the search of `qdhuac adapt`, a random
-order, and the archive's best. A trial shows one episode, another one for each seed; what a choice is worth is the mean
+reads all files of a folder and compares three methods on these measurements: the search of `qdhuac adapt`, a random
+order, and the archive's best. A trial shows one episode, which depends on the seed. The value of a choice is the mean
 of the other episodes. It prints the table of `docs/adaptation.md`.
 """
 
@@ -46,7 +46,7 @@ DAMAGES = {
 
 
 def measure(target: Path, runs: list[Path], damages: list[str]) -> None:
-    """One line per run and damage: what every individual is worth before and after."""
+    """Write one line per run and damage, with the fitness of every individual before and after."""
     prepare_jax()
     target.parent.mkdir(parents=True, exist_ok=True)
     with target.open("w") as file:
@@ -70,7 +70,7 @@ def measure(target: Path, runs: list[Path], damages: list[str]) -> None:
 
 
 def evaluate(run: Any, damage: str) -> np.ndarray:
-    """Fitness after the damage [EPISODES, N]; a failed episode has the lowest of the archive."""
+    """Fitness after the damage [EPISODES, N]. A failed episode counts as the lowest fitness of the archive."""
     task, genotypes = damaged_task(run.config, parse(damage.split(","))), repertoire.genotypes(run.archive)
     keys = jax.random.split(jax.random.key(0), EPISODES)
     fitness = np.stack([np.asarray(task.evaluate(genotypes, key).fitness, float) for key in keys])
@@ -78,7 +78,7 @@ def evaluate(run: Any, damage: str) -> np.ndarray:
 
 
 def compare(line: dict[str, Any]) -> dict[str, Any]:
-    """By way, what the best of 1, 2, ... trials is worth [EPISODES, TRIALS]; how many ITE made; the best there is."""
+    """The value of the best of 1, 2, ... trials by method [EPISODES, TRIALS], ITE's trials, and the best possible."""
     descriptor, before, after = (np.array(line[name]) for name in ("descriptor", "before", "after"))
     trials = min(TRIALS, len(before))
     found: dict[str, Any] = {"ite": [], "random": [], "best": [], "used": [], "possible": []}
@@ -87,7 +87,7 @@ def compare(line: dict[str, Any]) -> dict[str, Any]:
 
         def curve(order: list[int], shown: np.ndarray = shown, worth: np.ndarray = worth) -> np.ndarray:
             chosen = [order[int(np.argmax(shown[order[: t + 1]]))] for t in range(len(order))]
-            return worth[chosen + chosen[-1:] * (trials - len(chosen))]  # after its last trial a way stays where it is
+            return worth[chosen + chosen[-1:] * (trials - len(chosen))]  # the value stays after the last trial
 
         tried = [trial.index for trial in search(descriptor, before, lambda i, s=shown: s[i], trials)[0]]
         rng = np.random.default_rng(seed)
@@ -101,7 +101,7 @@ def compare(line: dict[str, Any]) -> dict[str, Any]:
 
 
 def draw(source: Path, target: Path) -> None:
-    """One panel per robot and damage; prints the table."""
+    """Draw one panel per robot and damage, and print the table."""
     lines = [json.loads(line) for path in sorted(source.glob("*.jsonl")) for line in path.read_text().splitlines()]
     panels = list(dict.fromkeys((line["robot"], line["damage"]) for line in lines))
     columns = 3

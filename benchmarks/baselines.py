@@ -1,9 +1,9 @@
-"""Our PGA-ME and QD-PG beside QDax's own: curves that are kept in the repository, their picture and their table.
+"""Our PGA-ME and QD-PG compared with QDax's: stored curves, a figure and a table.
 
     python benchmarks/baselines.py collect OUT.jsonl RUN_DIR...
     python benchmarks/baselines.py draw results/baselines docs/img/baselines.png
 
-`collect` takes out of runs of ours what `peers/qdax_curves.py` writes about QDax's. `draw` reads files that are called
+`collect` writes the same lines about our runs as `peers/qdax_curves.py` about QDax's. `draw` reads the files
 `<ours|qdax>-<algorithm>-<task>.jsonl` and prints the table.
 """
 
@@ -17,12 +17,14 @@ from pathlib import Path
 import numpy as np
 from matplotlib.figure import Figure
 
+from qdhuac.algorithms import specs
 from qdhuac.report import run_figures as figures
 from qdhuac.store.run_folder import CONFIG, METRICS
+from qdhuac.tasks.robots import robot
 
 COLOURS = {"ours": "#0072b2", "qdax": "#d55e00"}  # safe for the colour-blind
-ALGORITHMS = {"pga_me": "PGA-ME", "qd_pg": "QD-PG"}
-TASKS = {"halfcheetah": "HalfCheetah", "walker2d": "Walker2d"}
+ALGORITHMS = {name: specs.algorithm(name).title for name in ("pga_me", "qd_pg")}
+TASKS = {name: robot(name).title for name in ("halfcheetah", "walker2d")}
 WHOSE = {"ours": "ours", "qdax": "QDax"}
 SETTINGS = [(a, t) for a in ALGORITHMS for t in TASKS]
 CURVES = {"max_fitness": "max fitness", "qd_score": "QD score", "coverage": "coverage"}
@@ -40,7 +42,7 @@ def collect(target: Path, *runs: Path) -> None:
 
 
 def draw(source: Path, target: Path) -> None:
-    """One row per algorithm and task, one line per seed; prints the ends of the curves as a table."""
+    """Draw one row per algorithm and task, one line per seed. Print the ends of the curves as a table."""
     figure = Figure(figsize=(9.5, 9.0), layout="constrained")
     grid = figure.subplots(len(SETTINGS), len(CURVES))
     print("| algorithm | task | whose | seeds | " + " | ".join(CURVES.values()) + " |\n" + "|---" * 7 + "|")
@@ -71,7 +73,7 @@ def draw(source: Path, target: Path) -> None:
 
 
 def _spread(values: list[float]) -> str:
-    """Mean, and lowest to highest, of the seeds."""
+    """Mean over seeds, with the lowest and the highest."""
     if max(values) <= 1:  # coverage
         low, mean, high = (100 * f(values) for f in (min, np.mean, max))
         return f"{mean:.1f} % ({low:.1f} to {high:.1f})"

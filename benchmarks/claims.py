@@ -1,7 +1,7 @@
-"""The paper's claims beside the stored studies: one row each, with numbers and a verdict by a rule.
+"""The paper's claims beside the stored studies: one row each, with numbers and a verdict.
 
-`benchmarks/results.py page` writes them into docs/results.md. A claim that one thing is higher than another is judged
-by the ranks of the seeds. With three of each it holds if every seed of the one is above every seed of the other.
+`benchmarks/results.py page` writes them into docs/results.md. A claim that one quantity is higher than another is
+judged by a rank test over seeds. With three of each it holds if all seeds of the one are above all of the other.
 """
 
 from __future__ import annotations
@@ -13,14 +13,14 @@ from scipy.stats import binomtest, mannwhitneyu
 
 from qdhuac.studies.results import NAMES, Results, probed, short, steps_needed
 
-ENOUGH = 3  # seeds
-CHANCE = 0.05  # of a one-sided test
+ENOUGH = 3  # seeds that a verdict needs
+CHANCE = 0.05  # level of a one-sided test
 WAITING = ("no run yet", "")
 Row = tuple[str, str, str, str]  # claim, the paper's number, ours, verdict
 
 
 def table(studies: Mapping[str, Results]) -> tuple[list[str], list[list[str]]]:
-    """Head and rows of all claims about some studies, given by name."""
+    """Head and rows of all claims about the studies, which are given by name."""
     rows = [row for name, claims in CLAIMS.items() if name in studies for row in claims(studies[name])]
     return ["claim", "paper", "here", "holds here"], [list(row) for row in rows]
 
@@ -42,35 +42,35 @@ def signs(differences: np.ndarray) -> str:
 
 
 def _judged(by_chance: float, contrary: float) -> str:
-    enough = CHANCE + 1e-9  # for rounding: three seeds against three have CHANCE itself
+    enough = CHANCE + 1e-9  # for rounding: three seeds against three give exactly CHANCE
     return "yes" if by_chance <= enough else "no" if contrary <= enough else "unclear"
 
 
 def _few(seeds: int) -> str:
-    """Why there is no verdict yet; empty if there are seeds enough."""
+    """Why there is no verdict yet; empty if there are enough seeds."""
     return "" if seeds >= ENOUGH else f"{seeds} seed{'s' * (seeds > 1)} of {ENOUGH}"
 
 
 def _best(results: Results, task: str, measure: str, labels: Sequence[str]) -> str:
-    """The label with the highest mean; empty as long as one of them has no run."""
+    """The label with the highest mean, or an empty text if one of them has no run."""
     means = [np.mean(values) if len(values := results.final(task, label, measure)) else None for label in labels]
     return "" if None in means else labels[int(np.argmax(means))]
 
 
 def _higher(claim: str, paper: str, results: Results, task: str, measure: str, who: str, others: Sequence[str]) -> Row:
-    """That a setting has more of a measure than each of some others; the numbers are those of the best of them."""
+    """The claim that a setting has more of a measure than each of some others. The numbers are of the best of them."""
     ours, best = results.final(task, who, measure), _best(results, task, measure, others)
     if not len(ours) or not best:
         return claim, paper, *WAITING
     theirs = results.final(task, best, measure)
     words = f"{short(ours.mean())} against {short(theirs.mean())}" + f" ({best})" * (len(others) > 1)
-    said = {verdict(ours, results.final(task, label, measure)) for label in others}  # of each, not of the best alone
+    said = {verdict(ours, results.final(task, label, measure)) for label in others}  # against each, not only the best
     few = next((v for v in sorted(said) if v not in ("yes", "no", "unclear")), "")
     return claim, paper, words, few or ("no" if "no" in said else "unclear" if "unclear" in said else "yes")
 
 
 def _less_fit(claim: str, paper: str, results: Results, task: str, who: str, reference: str) -> Row:
-    """That a setting's best policy is less fit than the reference's."""
+    """The claim that a setting's best policy is less fit than the reference's."""
     ours, theirs = (results.final(task, label, "max_fitness") for label in (who, reference))
     if not len(ours) or not len(theirs):
         return claim, paper, *WAITING
@@ -79,7 +79,7 @@ def _less_fit(claim: str, paper: str, results: Results, task: str, who: str, ref
 
 
 def benchmark(results: Results) -> Iterator[Row]:
-    """Fitness, QD score and coverage beside the peers, and the steps that are saved."""
+    """Fitness, QD score, coverage and steps, compared with the peers."""
     paper = {"halfcheetah": "nearly 8 000 against 3 500", "humanoid": "nearly 4 000, higher"}
     for task in results.tasks:
         claim = f"{NAMES[task]}: a fitter best policy than PGA-ME and QD-PG have"
@@ -106,7 +106,7 @@ def benchmark(results: Results) -> Iterator[Row]:
 
 
 def latency(results: Results) -> Iterator[Row]:
-    """Pessimism and missed agents of a target network."""
+    """Pessimism of a target network, and the good agents that it misses."""
     seeds = [probed(rows) for rows in results.curves["halfcheetah", "QDHUAC"].values()]
     high, missed, shadow = (
         np.array([sum(row[f"probe_path_{key}"] for row in rows) for rows in seeds])
@@ -154,7 +154,7 @@ def normalisation(results: Results) -> Iterator[Row]:
 
 
 def archive(results: Results) -> Iterator[Row]:
-    """DNS and MAP-Elites as QDHUAC's archive."""
+    """DNS and MAP-Elites as the archive of QDHUAC."""
     for task in ("halfcheetah", "humanoid"):
         claim = f"{NAMES[task]}: with MAP-Elites as fit as with DNS"
         *row, holds = _less_fit(claim, "no significant difference", results, task, "MAP-Elites", "DNS")
@@ -164,7 +164,7 @@ def archive(results: Results) -> Iterator[Row]:
 
 
 def components(results: Results) -> Iterator[Row]:
-    """The only component that the paper makes a claim about."""
+    """The one component that the paper makes a claim about."""
     claim = "HalfCheetah: a scalar critic is less fit than C51 early on"
     yield _less_fit(claim, "said, not shown", results, "halfcheetah", "scalar critic", "QDHUAC")
 

@@ -1,12 +1,12 @@
-"""Tables and figures of the documentation, made from the CSV files in results/studies.
+"""Make the tables and figures of the documentation from the CSV files in results/studies.
 
     qdhuac report studies/benchmark-laptop
     cp studies/benchmark-laptop/results.csv results/studies/benchmark.csv    # once per study
     python benchmarks/results.py page docs/results.md                        # and README.md
     python benchmarks/results.py figures docs/results.md
 
-`page` writes the tables into a page, wherever it has a line like `<!-- table: benchmark summary -->`. `figures` draws
-what the page links as `img/studies/benchmark-laptop-curves.svg`; pictures of archives need the runs themselves.
+`page` writes the tables into a page, below each line like `<!-- table: benchmark summary -->`. `figures` draws what
+the page links as `img/studies/benchmark-laptop-curves.svg`. Pictures of archives need the runs.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ def stored() -> dict[str, Results]:
 
 
 def filled(text: str) -> str:
-    """A page with its tables made from the stored studies."""
+    """Return the text of a page with its tables filled from the stored studies."""
 
     def fill(match: re.Match[str]) -> str:
         name, kind = match[2], match[3]
@@ -64,7 +64,7 @@ def figures(page: Path) -> None:
 
 
 def cost() -> Table:
-    """Head and rows: what the runs of each study took; a run that studies share counts once in the last row."""
+    """Head and rows: the cost of each study. The last row counts runs that studies share once."""
     every: dict[str, list[float]] = {}
     rows = []
     for name, results in stored().items():
@@ -84,7 +84,7 @@ def _sums(runs: dict[str, list[float]]) -> list[str]:
 
 
 def equally_many() -> Table:
-    """Head and rows: how many policies each algorithm tried in the same steps, and its scores after equally many."""
+    """Head and rows: the policies that each algorithm tried in the same steps, and its scores after equally many."""
     results = stored()["benchmark"]
     rows = []
     for task in results.tasks:
@@ -104,7 +104,7 @@ def equally_many() -> Table:
 
 
 def by_robot(measure: str) -> Table:
-    """Head and rows: means of a measure of the benchmark, robots as columns, the highest of each in bold."""
+    """Head and rows: means of a measure of the benchmark, with robots as columns and the highest of each in bold."""
     results = stored()["benchmark"]
     means = np.array([[results.final(task, s, measure).mean() for task in results.tasks] for s in results.labels])
     rows = [

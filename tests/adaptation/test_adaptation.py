@@ -216,7 +216,7 @@ def test_a_blocked_joint_does_not_move_and_the_others_do(name, joint, first):
     assert others > 0.1
 
 
-def test_limbs_are_made_of_motors_that_are_there_and_belong_to_one_limb():
+def test_every_motor_of_a_limb_exists_and_belongs_to_no_other_limb():
     for name, limbs in LIMBS.items():
         motors = motor_names(healthy(name))
         parts = [motor for limb in limbs.values() for motor in limb]

@@ -40,7 +40,7 @@ def test_flop_is_the_hand_count():
     assert learner.flop(tiny(input_norm=False)) == learner.flop(tiny()) - 2 * 12 * 20
 
 
-def test_flop_agrees_with_the_cost_that_xla_sees():
+def test_flop_agrees_with_the_cost_analysis_of_xla():
     settings = specs.make("qdhuac", "laptop", {"critic.critics": 1, "replay.capacity": 1000})
     agent, buffer = learner.build(settings)
     key = jax.random.key(0)

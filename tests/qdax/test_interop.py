@@ -1,4 +1,4 @@
-"""Our archives as QDax's repertoires, and back."""
+"""Archives converted to repertoires of QDax and back."""
 
 import jax
 import jax.numpy as jnp
@@ -13,7 +13,7 @@ from reach import POLICY
 from qdhuac.algorithms.engine import empty_individual
 from qdhuac.archives import DominatedNoveltyArchive, GridArchive
 from qdhuac.errors import UserError
-from qdhuac.exchange.qdax import cells_of, from_qdax, read, to_qdax
+from qdhuac.exchange.qdax import cells_of, from_qdax, to_qdax
 from qdhuac.store import repertoire as files
 from qdhuac.store.arrays import flatten
 
@@ -83,10 +83,10 @@ def test_a_run_s_file_becomes_a_repertoire_and_back(tmp_path):
     path, about = tmp_path / "repertoire.safetensors", {"descriptor_bounds": [[0.0, 0.0], [1.0, 1.0]]}
     archive = an_archive()
     files.write(path, named(archive), about)
-    repertoire = to_qdax(read(path), GRID.centroids)
+    repertoire = to_qdax(files.individuals(files.read(path)[0]), GRID.centroids)
     np.testing.assert_array_equal(repertoire.fitnesses[:, 0], archive.fitness)
     files.write(path, named(from_qdax(repertoire)), about)
-    assert len(read(path).fitness) == int(jnp.sum(jnp.isfinite(archive.fitness)))
+    assert len(files.read(path)[0]["fitness"]) == int(jnp.sum(jnp.isfinite(archive.fitness)))
 
 
 def test_a_qdax_repertoire_can_be_used_as_our_archive():

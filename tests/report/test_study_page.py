@@ -21,7 +21,7 @@ from qdhuac.studies.catalogue import Setting, Study
 from qdhuac.studies.results import MEASURES, collect
 
 FIGURES = {
-    "benchmark": {"curves", "aggregate", "profiles", "kept", *(f"archives-{t}" for t in results.NAMES)},
+    "benchmark": {"curves", "aggregate", "profiles", "kept", *(f"archives-{t}" for t in catalogue.TASKS)},
     "latency": {"probe", "curves"},
     "utd": {"over", "curves-normalised", "curves-unnormalised"},
     "normalisation": {"curves", "relative", "final"},

@@ -1,4 +1,4 @@
-"""Statistics over seeds and tasks: against rliable's answers on stored scores, and against cases known by hand."""
+"""Statistics over seeds and tasks, compared with stored results of rliable and with cases known by hand."""
 
 import json
 from pathlib import Path

@@ -144,7 +144,7 @@ def test_a_failed_run_is_reported_and_stops_no_other(stub, tmp_path, capsys, mon
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-def test_a_signal_lets_every_run_save_and_the_same_command_goes_on(stub, tmp_path, number, capsys):
+def test_a_signal_lets_every_run_save_and_the_same_command_continues(stub, tmp_path, number, capsys):
     process = begin(tmp_path, "--jobs", "2", STUB_HANG="-qdhuac-s")
     until(lambda: len(waiting(tmp_path)) == 2, process)
     process.send_signal(number)
@@ -154,7 +154,7 @@ def test_a_signal_lets_every_run_save_and_the_same_command_goes_on(stub, tmp_pat
     assert "failed" not in out
     assert states(tmp_path) == [STARTED, STARTED, MISSING, MISSING]
     assert study(tmp_path) == 0
-    assert "goes on" in capsys.readouterr().out
+    assert "resumes: " in capsys.readouterr().out
     for run in runs():
         assert [row["generation"] for row in look(tmp_path, run).rows] == [1, 2, 3, 4]
 
@@ -249,7 +249,7 @@ def test_a_root_of_another_version_is_refused_for_running_and_named_when_reporti
         ('study = "target"', 'study = "moon"', "moon"),
         ('scale = "smoke"', 'scale = "huge"', "huge"),
         ('version = "', 'versions = "', "version"),
-        ('scale = "smoke"', "scale = 3", "texts"),
+        ('scale = "smoke"', "scale = 3", "strings"),
         ("seeds = 2", "seeds = 3000", "from 1 to 1000"),
         ("seeds = 2", 'seeds = "2"', "from 1 to 1000"),
         ("seeds = 2", "seeds = 2.0", "from 1 to 1000"),
@@ -305,7 +305,7 @@ def test_a_run_without_a_metric_that_is_compared_is_left_out_and_named(tmp_path,
     [
         ("gap", "has a gap: generation 4 expected, found 5"),
         ("hole", "has no qd_score in generation 4"),
-        ("backwards", "does not move on in generation 4"),
+        ("backwards", "has no new environment steps in generation 4"),
         ("torn", "line 3"),
     ],
 )

@@ -165,7 +165,7 @@ def test_other_hosts_and_other_pages_are_refused_with_the_right_token(explorer, 
 
 
 @pytest.mark.parametrize("header", ["Host: evil.example", "Origin: http://evil.example", "Sec-Fetch-Site: cross-site"])
-def test_a_header_that_comes_twice_is_refused(explorer, header):
+def test_a_repeated_header_is_refused(explorer, header):
     place = urlsplit(explorer[0])
     name = header.partition(":")[0]
     good = {"Host": place.netloc, "Origin": f"http://{place.netloc}", "Sec-Fetch-Site": "same-origin"}

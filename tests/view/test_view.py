@@ -250,3 +250,13 @@ def test_the_explorer_follows_a_run_that_is_still_training(site, make_runner):
     make_runner("<b>run<b>", again=True, run__generations=8).run()
     assert ask("run")[1]["last"] == 8
     assert ask("archive?generation=8")[1]["id"]
+
+
+def test_an_address_without_its_last_slash_leads_to_the_page(site):
+    _, ask = site
+    connection = HTTPConnection(*ask.server.server_address)
+    for path, status, location in ((ask.server.token, 307, f"/{ask.server.token}/"), ("x", 403, None)):
+        connection.request("GET", f"/{path}")
+        answer = connection.getresponse()
+        answer.read()
+        assert (answer.status, answer.headers["Location"]) == (status, location)

@@ -1,1 +1,1 @@
-"""What to do when the robot is no longer the one that was trained on."""
+"""Adaptation of an archive to a damaged robot."""

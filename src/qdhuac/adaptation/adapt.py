@@ -1,4 +1,4 @@
-"""`qdhuac adapt`: a run's archive on its robot after damage."""
+"""`qdhuac adapt`: find a policy of a run that still works on its damaged robot."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from qdhuac.training.evaluation import check_genotypes
 
 
 def damaged_task(settings: Config, damages: Sequence[Damage], threads: int | None = None) -> NativeLocomotion:
-    """The run's task with damage, on the C engine, whatever engine it was trained on."""
+    """The task of a run with damage, on the C engine, whichever engine it was trained on."""
     t = settings.task
     limbs = robot(t.name).limbs
     return NativeLocomotion(
@@ -35,13 +35,23 @@ def damaged_task(settings: Config, damages: Sequence[Damage], threads: int | Non
 
 
 def unit_descriptors(run: Run) -> np.ndarray:
-    """The archive's descriptors, each dimension from 0 to 1. [N, D]"""
+    """The descriptors of the archive, scaled to 0 to 1. [N, D]"""
     low, high = np.asarray(run.metadata["descriptor_bounds"], float)
     return (run.descriptor - low) / (high - low)
 
 
 def adapt(run: Run, damages: Sequence[Damage], *, trials: int, seed: int) -> dict[str, Any]:
-    """The trials and what they found; each is one episode from a start of its own."""
+    """Search the archive for a policy that works after the damage.
+
+    Args:
+        run: the run.
+        damages: what has happened to its robot.
+        trials: at most so many episodes.
+        seed: of their starts.
+
+    Returns:
+        The trials and the best of them, ready for JSON.
+    """
     task, genotypes = damaged_task(run.config, damages, threads=1), repertoire.genotypes(run.archive)
     check_genotypes(task, genotypes, str(run.folder.path / REPERTOIRE))
 
@@ -61,12 +71,6 @@ def adapt(run: Run, damages: Sequence[Damage], *, trials: int, seed: int) -> dic
 
 
 def _row(run: Run, trial: Trial) -> dict[str, Any]:
-    policy = run.policy(trial.index)
-    return {
-        "index": policy.index,
-        "id": policy.id,
-        "descriptor": list(policy.descriptor),
-        "fitness_before": policy.fitness,
-        "expected": trial.expected,
-        "fitness_after": trial.fitness if math.isfinite(trial.fitness) else None,
-    }
+    policy, after = run.policy(trial.index), trial.fitness if math.isfinite(trial.fitness) else None
+    row = {"index": policy.index, "id": policy.id, "descriptor": list(policy.descriptor)}
+    return row | {"fitness_before": policy.fitness, "expected": trial.expected, "fitness_after": after}

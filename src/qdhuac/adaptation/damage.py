@@ -1,9 +1,9 @@
-"""Damage to a robot, as a change of its MuJoCo model: weak or lost motors, blocked joints, weight, slippery ground."""
+"""Damage to a robot as changes of its MuJoCo model: weak motors, blocked joints, other masses, slippery ground."""
 
 from __future__ import annotations
 
+import contextlib
 import copy
-import math
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
@@ -14,7 +14,7 @@ from qdhuac.tasks.robots import Limbs
 BLOCKED, MASS, FRICTION = "blocked", "mass:", "friction"
 GRAMMAR = "expected PART=FACTOR, PART=blocked, mass:BODY=FACTOR or friction=FACTOR"
 
-# A blocked joint gets a rotor so heavy that nothing moves it. What speed it starts with is gone within 0.1 s.
+# A blocked joint gets a rotor that is too heavy to move. Its damping stops any initial speed within 0.1 s.
 ROTOR, BRAKE = 1e6, 20.0
 
 
@@ -29,14 +29,14 @@ class Damage(NamedTuple):
 
 
 def parse(texts: Sequence[str]) -> list[Damage]:
-    """What the texts say, such as `left_hind_leg=0.0`; whether the robot has such parts is not known yet."""
+    """Parse damages such as `left_hind_leg=0.0`, without checking that the robot has such parts."""
     found: list[Damage] = []
     for text in texts:
         name, _, value = text.partition("=")
         if not name or name == MASS or not value:
             raise UserError(f"--damage {text!r}: {GRAMMAR}")
         if name in (damage.name for damage in found):
-            raise UserError(f"--damage {text!r}: {name} is there twice")
+            raise UserError(f"--damage {text!r}: {name} is given twice")
         found.append(Damage(name, _factor(text, name, value)))
     if not found:
         raise UserError(f"--damage: missing; {GRAMMAR}")
@@ -44,7 +44,7 @@ def parse(texts: Sequence[str]) -> list[Damage]:
 
 
 def damaged(model: Any, damages: Sequence[Damage], limbs: Limbs) -> Any:
-    """A copy of a `mujoco.MjModel` with the damages; refused by name where the robot has no such part."""
+    """A copy of a `mujoco.MjModel` with the damages. Raise UserError if the robot has no such part."""
     with quiet_imports():
         import mujoco
 
@@ -55,10 +55,10 @@ def damaged(model: Any, damages: Sequence[Damage], limbs: Limbs) -> Any:
     bodies = [model.body(i).name for i in range(1, model.nbody)]
     for damage in damages:
         if damage.name == FRICTION:
-            model.geom_friction *= damage.factor  # of two geoms that touch, the larger one counts: so all of them
+            model.geom_friction *= damage.factor  # the larger of two geoms in contact counts, so change all
         elif damage.name.startswith(MASS):
             name = damage.name.removeprefix(MASS)
-            if name not in bodies or not name:
+            if name not in bodies:
                 raise UserError(f"--damage {damage}: no body {name!r}; there are {', '.join(filter(None, bodies))}")
             body = 1 + bodies.index(name)
             model.body_mass[body] *= damage.factor
@@ -77,21 +77,17 @@ def damaged(model: Any, damages: Sequence[Damage], limbs: Limbs) -> Any:
                     model.dof_damping[dof] = ROTOR * BRAKE
                 else:
                     model.actuator_gear[motor] *= damage.factor
-    mujoco.mj_setConst(model, mujoco.MjData(model))  # what MuJoCo computes from masses and gears
+    mujoco.mj_setConst(model, mujoco.MjData(model))  # recomputes what depends on masses and gears
     return model
 
 
 def _factor(text: str, name: str, value: str) -> float | None:
-    weighs = name.startswith(MASS)
-    changes_all = weighs or name == FRICTION
-    if value == BLOCKED and not changes_all:
+    low, high, blocked = 0.0, 1.0, f" or {BLOCKED}"
+    if name == FRICTION or name.startswith(MASS):
+        low, high, blocked = 0.0 if name == FRICTION else 0.01, 100.0, ""
+    elif value == BLOCKED:
         return None
-    low, high = (0.01 if weighs else 0.0), (100.0 if changes_all else 1.0)
-    try:
-        factor = float(value)
-    except ValueError:
-        factor = math.nan
-    if not low <= factor <= high:
-        blocked = "" if changes_all else " or blocked"
-        raise UserError(f"--damage {text!r}: expected a factor from {low:g} to {high:g}{blocked}")
-    return factor
+    with contextlib.suppress(ValueError):
+        if low <= float(value) <= high:
+            return float(value)
+    raise UserError(f"--damage {text!r}: expected a factor from {low:g} to {high:g}{blocked}")

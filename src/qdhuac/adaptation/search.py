@@ -1,7 +1,7 @@
-"""Intelligent Trial and Error (Cully et al., 2015): which individual of an archive still works, in a few trials.
+"""Intelligent Trial and Error (Cully et al., 2015): find an individual that still works, in a few trials.
 
-The archive's fitness is what is expected of an individual before any trial. A Gaussian process over the descriptors
-models by how much the trials differ from that, so that one trial also tells about those who behave alike.
+The prior mean is the fitness in the archive. A Gaussian process over the descriptors models the difference to it, so
+that a trial also informs about individuals with similar behaviour.
 """
 
 from __future__ import annotations
@@ -15,10 +15,10 @@ import numpy as np
 from qdhuac.environment import require
 
 # The paper's constants.
-LENGTH_SCALE = 0.4  # of the kernel, in descriptors from 0 to 1
-NOISE = 0.001  # variance of a trial; 1 is that of the process
-KAPPA = 0.05  # what a standard deviation is worth when somebody is chosen for a trial
-ALPHA = 0.9  # it is enough to have found this share of what may be expected of anybody
+LENGTH_SCALE = 0.4  # of the kernel; descriptors are from 0 to 1
+NOISE = 0.001  # variance of a trial; that of the process is 1
+KAPPA = 0.05  # weight of the standard deviation in the choice of the next trial
+ALPHA = 0.9  # stop at this share of the highest expected fitness
 
 
 @dataclasses.dataclass(frozen=True)
@@ -33,13 +33,19 @@ class Trial:
 def search(
     descriptor: np.ndarray, prior: np.ndarray, attempt: Callable[[int], float], trials: int
 ) -> tuple[list[Trial], bool]:
-    """Trials of individuals with descriptors from 0 to 1 [N, D] and fitness before the damage [N].
+    """Try individuals until one is good enough.
 
-    `attempt(index)` gives the fitness now. It ends after `trials`, when everybody has been tried, or when the best
-    so far is as good as `ALPHA` of the best that is expected of anybody; that is the second value. From a failed trial
-    it learns as from one with the lowest fitness that the archive or a trial has.
+    Args:
+        descriptor: descriptors, scaled to 0 to 1 [N, D].
+        prior: fitness before the damage [N].
+        attempt: returns the fitness of an individual now. A failed trial, which is not finite, counts as the lowest
+            fitness of the archive and of all trials.
+        trials: at most so many.
+
+    Returns:
+        The trials, and whether the best one reaches `ALPHA` of the highest expected fitness.
     """
-    # The process has variance 1 where fitness is measured by how much it differs within the archive.
+    # In units of the range of fitness in the archive, the process has variance 1.
     prior = np.asarray(prior, float)
     scale = float(np.ptp(prior)) or 1.0
     done: list[Trial] = []
@@ -60,25 +66,24 @@ def search(
 
 
 def best(trials: Sequence[Trial]) -> Trial:
-    """The fittest of the trials that did not fail; of failed ones, the first."""
+    """The fittest trial that did not fail, or the first one if all failed."""
     return max(trials, key=lambda trial: trial.fitness if math.isfinite(trial.fitness) else -math.inf)
 
 
 def good_enough(found: float, expected: float) -> bool:
-    """The rule to stop. A share of nothing says nothing: as long as nobody is expected to be fit, it goes on."""
+    """The rule to stop. A share of an expected fitness of 0 or less means nothing, so the search continues."""
     return expected > 0.0 and found >= ALPHA * expected
 
 
 def posterior(
-    descriptor: np.ndarray, prior: np.ndarray, tried: Sequence[int], fitness: np.ndarray
+    descriptor: np.ndarray, prior: np.ndarray, tried: list[int], fitness: np.ndarray
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Mean and standard deviation of everybody's fitness [N] after some were tried and had `fitness`."""
-    if not len(tried):
+    """Mean and standard deviation of the fitness of all individuals [N], given the `fitness` of the tried ones."""
+    if not tried:
         return prior, np.ones(len(prior))
     process = require("sklearn.gaussian_process", "adapt")
     kernel = process.kernels.Matern(length_scale=LENGTH_SCALE, nu=2.5)
     model = process.GaussianProcessRegressor(kernel, alpha=NOISE, optimizer=None)
-    rows = list(tried)
-    model.fit(descriptor[rows], fitness - prior[rows])
+    model.fit(descriptor[tried], fitness - prior[tried])
     mean, std = model.predict(descriptor, return_std=True)
     return prior + mean, std

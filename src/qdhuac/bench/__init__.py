@@ -1,4 +1,4 @@
-"""`qdhuac bench`: how fast learner, rollouts, archive and replay are, each beside a yardstick."""
+"""`qdhuac bench`: the speed of learner, rollouts, archive and replay buffer, each beside a yardstick."""
 
 from __future__ import annotations
 
@@ -7,14 +7,14 @@ import sys
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
-if TYPE_CHECKING:  # it needs JAX, which the command line imports last
+if TYPE_CHECKING:  # imports JAX, which the command line does last
     from qdhuac.bench.timing import Result
 
 BENCHES = ("learner", "rollout", "archive", "replay")
 
 
 def run(names: Iterable[str] = BENCHES) -> list[Result]:
-    """The results of the named benches; progress is printed to stderr."""
+    """Return the results of the named benches. Progress goes to stderr."""
     results: list[Result] = []
     for name in names:
         for result in importlib.import_module(f"qdhuac.bench.{name}").measure():
@@ -25,18 +25,7 @@ def run(names: Iterable[str] = BENCHES) -> list[Result]:
 
 def as_objects(results: Sequence[Result]) -> list[dict[str, Any]]:
     """What `--json` prints: one flat object per result."""
-    return [
-        {
-            "bench": r.bench,
-            "case": r.case,
-            "value": r.value,
-            "unit": r.unit,
-            "ratio": r.ratio,
-            "against": r.against,
-            **r.extra,
-        }
-        for r in results
-    ]
+    return [{name: value for name, value in (vars(r) | r.extra).items() if name != "extra"} for r in results]
 
 
 def print_table(results: Sequence[Result]) -> None:

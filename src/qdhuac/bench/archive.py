@@ -1,4 +1,4 @@
-"""Adding a batch to Dominated Novelty Search's archive, beside one bare pass over all pairwise distances."""
+"""Adding a batch to the archive of Dominated Novelty Search, beside one pass over all pairwise distances."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ REPEATS = 5
 
 
 def measure() -> Iterator[Result]:
-    """Milliseconds per add at each capacity; the archive is full."""
+    """Milliseconds per call of `add` on a full archive, at each capacity."""
     for capacity in CAPACITIES:
         archive = DominatedNoveltyArchive(capacity)
         state, offspring = (individuals(jax.random.key(i), n) for i, n in enumerate((capacity, BATCH)))
@@ -34,7 +34,7 @@ def measure() -> Iterator[Result]:
 
 
 def individuals(key: Array, size: int) -> Individuals:
-    """Random individuals with a small genotype, whose size hardly matters to the time."""
+    """Random individuals. Their genotypes are small, as their size hardly affects the time."""
     key_fitness, key_descriptor = jax.random.split(key)
     number = jnp.arange(size, dtype=jnp.int32)
     return Individuals(
@@ -47,7 +47,7 @@ def individuals(key: Array, size: int) -> Individuals:
 
 @jax.jit
 def _nearest(points: Array) -> Array:
-    """Squared distance of every point to its nearest other one: all pairs, nothing sorted. [N]"""
+    """Squared distance of every point to the nearest other point. [N]"""
     size = len(points)
 
     def rows(indices: Array) -> Array:

@@ -1,8 +1,7 @@
-"""Milliseconds per full update beside the time that its matrix products alone would take.
+"""Milliseconds per update, beside the time of its matrix products alone.
 
-The ceiling is a program of nothing but those products, each of its shape, layout and number, timed in turn with the
-updates. What it leaves out - normalisation, softmax, the projection of the target, Adam, sampling - is what keeps the
-ratio below 1.
+The ceiling is a program of nothing but these products, with the same shapes and layouts and as many of each. It takes
+turns with the updates. Normalisation, softmax, the projection of the target, Adam and sampling keep the ratio below 1.
 """
 
 from __future__ import annotations
@@ -26,37 +25,32 @@ from qdhuac.tasks.robots import robot
 from qdhuac.types import Array
 
 OBS, ACTIONS = 17, 6  # HalfCheetah's
-CASES: dict[str, tuple[str, dict[str, Any]]] = {  # preset and what is changed in it
+CASES: dict[str, tuple[str, dict[str, Any]]] = {  # preset and changes
     "paper/1-critic": ("paper", {"critic.critics": 1}),
     "paper/2-critics": ("paper", {"critic.critics": 2}),
     "laptop": ("laptop", {}),
 }
 REPLAY_CASE = "paper/1-critic"  # where the share of the replay buffer is largest
 REPEATS = 8
-WORK = 2e10  # FLOP of one measurement, about
+WORK = 2e10  # approximate FLOP of one measurement
 
 Layer = tuple[int, int]  # inputs, outputs
 
 
 class Product(NamedTuple):
-    """A matrix product [m, k] x [k, n] of 2 m k n FLOP."""
+    """A matrix product [m, k] x [k, n]."""
 
-    layout: str  # "nn", or "nt" where the right operand is read transposed
+    layout: str  # "nn", or "nt" if the right operand is stored transposed
     m: int
     k: int
     n: int
 
-    @property
-    def flop(self) -> int:
-        return 2 * self.m * self.k * self.n
-
 
 def products(learner: TargetFreeLearner) -> dict[Product, float]:
-    """Every matrix product that one update needs, and how often; an actor that is updated less often counts less.
+    """The matrix products of one update and how often each occurs, a fraction for an actor that is updated less often.
 
-    Of a layer [i, o] on r rows the forward pass is x W: [r, i] x [i, o]; the gradient of its weights is x' g:
-    [i, r] x [r, o], here of a left operand that needs no transposing; the gradient of its input is g W':
-    [r, o] x [o, i].
+    For a layer [i, o] on r rows the forward pass is x W: [r, i] x [i, o]. The gradient of the weights is x' g:
+    [i, r] x [r, o], where x' is stored as such. The gradient of the input is g W': [r, o] x [o, i].
     """
     count: dict[Product, float] = defaultdict(float)
 
@@ -72,8 +66,8 @@ def products(learner: TargetFreeLearner) -> dict[Product, float]:
     critic, policy, batch = learner.critic, learner.policy, learner.config.batch_size
     critics, often = learner.critic_config.critics, 1 / learner.config.policy_delay
 
-    # The critic's joint pass over (s, a) and (s', a'). The output of the second half is held constant, so that the
-    # head is differentiated on the first half alone; the layers below it meet both halves in their batch statistics.
+    # The critic's joint pass over (s, a) and (s', a'). No gradient flows through the output of the second half, so the
+    # head is differentiated on the first half alone. Batch statistics make the layers below it depend on both halves.
     stem, hidden = (critic.obs_size + critic.action_size, critic.width), (critic.width, critic.width)
     layers = [stem, *[hidden] * 2 * critic.blocks, (critic.width, critic.outputs)]
     for i, layer in enumerate(layers):
@@ -83,12 +77,12 @@ def products(learner: TargetFreeLearner) -> dict[Product, float]:
         if i > 0 or (critic.batch_norm and critic.input_norm):  # the norm of the inputs has parameters
             inputs(rows, layer, critics)
 
-    # The actor's pass through the critic in evaluation mode: the gradient of the action, not of any weight.
+    # The actor's pass through the critic: the gradient of the action, not of any weight.
     for i, layer in enumerate(layers):
         forward(batch, layer, critics * often)
         inputs(batch, layer if i > 0 else (critic.action_size, critic.width), critics * often)
 
-    # The policy: forward for the next action; forward and backward for the actor's loss. It ends in mean and log-std.
+    # The policy, which ends in mean and log-std: forward for the next action, forward and backward for its loss.
     layers = [*pairwise((policy.obs_size, *policy.hidden)), *[(policy.hidden[-1], policy.action_size)] * 2]
     for i, layer in enumerate(layers):
         forward(batch, layer, 1 + often)
@@ -100,34 +94,31 @@ def products(learner: TargetFreeLearner) -> dict[Product, float]:
 
 def flop(learner: TargetFreeLearner) -> float:
     """FLOP of all matrix products of one update."""
-    return sum(product.flop * times for product, times in products(learner).items())
-
-
-def measure() -> Iterator[Result]:
-    """The paper's shapes with one and two critics, and the laptop preset."""
-    for case, (preset, changes) in CASES.items():
-        yield from _measure(case, specs.make("qdhuac", preset, changes))
+    return sum(2 * p.m * p.k * p.n * times for p, times in products(learner).items())
 
 
 def build(settings: Config) -> tuple[TargetFreeLearner, Replay]:
-    """Learner and replay buffer as a run on HalfCheetah has them."""
+    """Learner and replay buffer of a run on HalfCheetah."""
     critic = settings.settings.critic.on_support(*robot("halfcheetah").support)
     learner = TargetFreeLearner(Policy(OBS, ACTIONS, settings.policy.hidden), critic, settings.settings.learner)
     return learner, Replay.of(settings.settings.replay, OBS, ACTIONS)
 
 
-def _measure(case: str, settings: Config) -> Iterator[Result]:
-    learner, replay = build(settings)
-    work = flop(learner)
+def measure() -> Iterator[Result]:
+    """The paper's shapes with one and two critics, and the laptop preset."""
+    for case, (preset, changes) in CASES.items():
+        yield from _measure(case, *build(specs.make("qdhuac", preset, changes)))
+
+
+def _measure(case: str, learner: TargetFreeLearner, replay: Replay) -> Iterator[Result]:
+    key, work = jax.random.key(0), flop(learner)
     updates = max(2, round(WORK / work))
-    key = jax.random.key(0)
 
     def learn(state: Any, updates: Array) -> Any:
         return learner.learn(state[0], replay, state[1], key, updates)[:2]
 
-    state = (jax.jit(learner.init)(key), filled(replay, key))
     calls: dict[str, Callable[[], Any]] = {
-        "update": Stepper(learn, state, jnp.int32(updates)),
+        "update": Stepper(learn, (jax.jit(learner.init)(key), filled(replay, key)), jnp.int32(updates)),
         "products": bare(products(learner), updates),
     }
     if case == REPLAY_CASE:
@@ -138,28 +129,24 @@ def _measure(case: str, settings: Config) -> Iterator[Result]:
     ratio = times["products"] / times["update"]
     yield Result("learner", case, 1e3 * times["update"], "ms/update", ratio, "gemm ceiling", extra)
     if case == REPLAY_CASE:
-        share = times["replay"] / times["update"]
-        ms = {"ms": 1e3 * times["replay"]}
+        share, ms = times["replay"] / times["update"], {"ms": 1e3 * times["replay"]}
         yield Result("learner", f"{case.split('/')[0]}/per-share", share, "share", share, "full update", ms)
 
 
 def bare(needed: Mapping[Product, float], updates: int) -> Callable[[], list[Array]]:
-    """The matrix products of so many updates in one program, and nothing else."""
+    """A program of the matrix products of so many updates, and nothing else."""
 
     def repeat(product: Product, left: Array, right: Array, times: int) -> Array:
         contracted = ((1,), (1 if product.layout == "nt" else 0,))
 
         def body(i: Array, carry: tuple[Array, Array]) -> tuple[Array, Array]:
-            left = carry[0].at[0, 0].set(i.astype(float))  # a product that stays the same would leave the loop
+            left = carry[0].at[0, 0].set(i.astype(float))  # a constant product would be moved out of the loop
             return left, jax.lax.dot_general(left, right, (contracted, ((), ())))
 
         return jax.lax.fori_loop(0, times, body, (left, jnp.zeros((product.m, product.n))))[1]
 
-    def operands_of(p: Product) -> tuple[Array, Array]:
-        right = (p.n, p.k) if p.layout == "nt" else (p.k, p.n)
-        return jax.random.normal(jax.random.key(0), (p.m, p.k)), jax.random.normal(jax.random.key(0), right)
-
-    operands = [operands_of(p) for p in needed]
+    shapes = [((p.m, p.k), (p.n, p.k) if p.layout == "nt" else (p.k, p.n)) for p in needed]
+    operands = [[jax.random.normal(jax.random.key(0), shape) for shape in pair] for pair in shapes]
     loops = [(product, max(1, round(often * updates))) for product, often in needed.items()]
     run = jax.jit(lambda pairs: [repeat(p, x, w, n) for (p, n), (x, w) in zip(loops, pairs, strict=True)])
     return lambda: run(operands)

@@ -15,14 +15,14 @@ from qdhuac.types import Array, Transition
 CAPACITY = 1_000_000
 BATCH = 512
 ADDED = 10_000  # transitions of one generation
-LOOPS = {"tree": 400, "flat": 20}  # rounds per measurement: about equally long, so that noise meets both alike
+LOOPS = {"tree": 400, "flat": 20}  # rounds per measurement; both take about as long, so that noise affects them alike
 REPEATS = 8
 HUMANOID = (244, 17)  # observation, action
 BUDGET = 2.2e9  # bytes
 
 
 def filled(replay: Replay, key: Array) -> ReplayState:
-    """A buffer full of noise with uneven priorities."""
+    """A buffer full of random transitions with random priorities."""
 
     def fill(rows: Array, priorities: Array) -> ReplayState:
         state = replay.add(replay.init(), replay.unpack(rows), jnp.ones(len(rows), bool))
@@ -33,29 +33,32 @@ def filled(replay: Replay, key: Array) -> ReplayState:
 
 
 def sample_and_set(replay: Replay, batch: int, times: int) -> Callable[[ReplayState, Array], ReplayState]:
-    """`times` rounds of what an update asks of the buffer; the new priorities depend on what was sampled."""
+    """`times` rounds of sampling a batch and setting its priorities, which depend on the sample."""
 
-    def body(i: Array, carry: tuple[ReplayState, Array]) -> tuple[ReplayState, Array]:
-        state, key = carry
-        drawn = replay.sample(state, jax.random.fold_in(key, i), batch)
-        return replay.set_priorities(state, drawn.indices, _row_sums(drawn.transition)), key
+    def step(state: ReplayState, key: Array) -> ReplayState:
+        drawn = replay.sample(state, key, batch)
+        return replay.set_priorities(state, drawn.indices, _row_sums(drawn.transition))
 
-    return lambda state, key: jax.lax.fori_loop(0, times, body, (state, key))[0]
+    return _repeated(step, times)
 
 
 def flat_sample_and_set(replay: Replay, batch: int, times: int) -> Callable[[ReplayState, Array], ReplayState]:
-    """The same from a flat array of priorities: a running sum over the whole buffer and a binary search in it."""
+    """The same with a flat array of priorities: a cumulative sum of all of them, and a binary search."""
 
-    def body(i: Array, carry: tuple[ReplayState, Array]) -> tuple[ReplayState, Array]:
-        state, key = carry
+    def step(state: ReplayState, key: Array) -> ReplayState:
         mass = jnp.cumsum(state.tree)
-        uniform = jax.random.uniform(jax.random.fold_in(key, i), (batch,))
+        uniform = jax.random.uniform(key, (batch,))
         indices = jnp.searchsorted(mass, (jnp.arange(batch) + uniform) / batch * mass[-1])
         indices = jnp.minimum(indices, replay.capacity - 1)
         values = jnp.abs(_row_sums(replay.unpack(state.rows[indices]))) + PRIORITY_EPSILON
-        return state._replace(tree=state.tree.at[indices].set(values**replay.exponent)), key
+        return state._replace(tree=state.tree.at[indices].set(values**replay.exponent))
 
-    return lambda state, key: jax.lax.fori_loop(0, times, body, (state, key))[0]
+    return _repeated(step, times)
+
+
+def _repeated(step: Callable[[ReplayState, Array], ReplayState], times: int) -> Callable[..., ReplayState]:
+    """`times` steps, each with a key of its own."""
+    return lambda state, key: jax.lax.fori_loop(0, times, lambda i, s: step(s, jax.random.fold_in(key, i)), state)
 
 
 def measure() -> Iterator[Result]:
@@ -94,5 +97,5 @@ def memory(capacity: int) -> Result:
 
 
 def _row_sums(rows: Transition) -> Array:
-    """Something that needs every number of the rows. [n]"""
+    """A sum of all numbers of each row. [n]"""
     return jnp.sum(rows.obs + rows.next_obs, axis=1) + jnp.sum(rows.action, axis=1) + rows.reward + rows.terminal

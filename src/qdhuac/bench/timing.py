@@ -1,20 +1,20 @@
-"""What the benches share: a result, and a clock that is fair on a busy machine."""
+"""What the benches share: a result, and timing that is fair on a busy machine."""
 
 from __future__ import annotations
 
 import dataclasses
 import time
-from collections.abc import Callable, Hashable, Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, TypeVar
 
 import jax
 
-Name = TypeVar("Name", bound=Hashable)
+Name = TypeVar("Name")
 
 
 @dataclasses.dataclass(frozen=True)
 class Result:
-    """One figure. `ratio` is ours as a share or a multiple of what `against` names, from the same process."""
+    """One measurement. `ratio` is ours as a share or a multiple of what `against` names, in the same process."""
 
     bench: str
     case: str
@@ -22,13 +22,13 @@ class Result:
     unit: str
     ratio: float
     against: str
-    extra: Mapping[str, float] = dataclasses.field(default_factory=dict)
+    extra: dict[str, float] = dataclasses.field(default_factory=dict)
 
 
 def best_times(calls: Mapping[Name, Callable[[], Any]], repeats: int) -> dict[Name, float]:
-    """Seconds of the fastest of `repeats` calls of each function, after one call that warms it up.
+    """Seconds of the fastest of `repeats` calls of each function, after a first call to compile it.
 
-    The functions take turns, so that a slow spell of the machine meets them all.
+    The functions take turns, so that a slow phase of the machine affects them all.
     """
     for call in calls.values():
         jax.block_until_ready(call())
@@ -42,7 +42,7 @@ def best_times(calls: Mapping[Name, Callable[[], Any]], repeats: int) -> dict[Na
 
 
 class Stepper:
-    """A jitted function from a donated state to the next one, as a call without arguments."""
+    """A call without arguments that applies a jitted function to a donated state and keeps the result."""
 
     def __init__(self, step: Callable[..., Any], state: Any, *arguments: Any) -> None:
         self._step, self._state, self._arguments = jax.jit(step, donate_argnums=0), state, arguments

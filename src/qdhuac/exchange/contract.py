@@ -1,4 +1,4 @@
-"""What each observation and each action of a robot is, by the names of its MuJoCo model."""
+"""The meaning of each observation and action of a robot, by the names in its MuJoCo model."""
 
 from __future__ import annotations
 
@@ -12,13 +12,12 @@ from qdhuac.tasks import model as m
 from qdhuac.tasks import robots
 from qdhuac.tasks.model import load, motor_names, seconds_per_step, tables
 
-_FREE = ("x", "y", "z", "qw", "qx", "qy", "qz"), ("vx", "vy", "vz", "wx", "wy", "wz")
+_POSE, _MOTION = ("x", "y", "z", "qw", "qx", "qy", "qz"), ("vx", "vy", "vz", "wx", "wy", "wz")
 _INERTIA = ("xx", "yy", "zz", "xy", "xz", "yz", "mx", "my", "mz", "mass")
-_SPATIAL = ("vx", "vy", "vz", "wx", "wy", "wz")
 
 
 def interface(task: str) -> dict[str, Any]:
-    """Names and ranges of observations and actions, and how often a second the policy acts."""
+    """Names and ranges of a task's observations and actions, and its control rate."""
     robot = robots.robot(task)
     model = load(robot)
     found = tables(robot, model)
@@ -34,10 +33,8 @@ def interface(task: str) -> dict[str, Any]:
     return {"control_rate_hz": round(rate, 3), "observations": observations, "actions": actions}
 
 
-def unnamed(
-    obs_size: int, action_size: int, action_bounds: tuple[list[float], list[float]] | None = None
-) -> dict[str, Any]:
-    """The same for a task of the user's own, of which the run folder knows sizes and perhaps what actions stand for."""
+def unnamed(obs_size: int, action_size: int, action_bounds: tuple[list[float], list[float]] | None) -> dict[str, Any]:
+    """The same for a user's own task, of which the run folder knows only sizes and perhaps the bounds of actions."""
     observations = [_range(f"obs_{i}", -math.inf, math.inf) for i in range(obs_size)]
     actions = [_range(f"action_{i}", -1.0, 1.0) for i in range(action_size)]
     if action_bounds is not None:
@@ -47,33 +44,29 @@ def unnamed(
 
 
 def _range(name: str, low: float, high: float) -> dict[str, Any]:
-    """An entry of the contract; a bound that is not there is null."""
+    """An entry of the contract. A missing bound is null."""
     return {"name": name, "low": low if np.isfinite(low) else None, "high": high if np.isfinite(high) else None}
 
 
 def _name(entry: tuple[int, int], model: Any) -> str:
-    """Such as `qpos/root/z`, `qvel/knee`, `cinert/torso/mass`."""
+    """The name of an observation, such as `qpos/root/z`, `qvel/knee` or `cinert/torso/mass`."""
     field, at = entry
     if field == m.QPOS:
-        return f"qpos/{_coordinate(model, at, model.jnt_qposadr, _FREE[0])}"
+        return f"qpos/{_coordinate(model, at, model.jnt_qposadr, _POSE)}"
     if field in (m.QVEL, m.QFRC_ACTUATOR):
-        return f"{m.FIELDS[field]}/{_coordinate(model, at, model.jnt_dofadr, _FREE[1])}"
+        return f"{m.FIELDS[field]}/{_coordinate(model, at, model.jnt_dofadr, _MOTION)}"
     if field == m.COM_VELOCITY:
-        return f"com_velocity/{_body(model, at // 6 + 1)}/{_SPATIAL[at % 6]}"
+        return f"com_velocity/{_body(model, at // 6 + 1)}/{_MOTION[at % 6]}"
     parts = _INERTIA if field == m.CINERT else "xyz"
     return f"{m.FIELDS[field]}/{_body(model, at // len(parts))}/{parts[at % len(parts)]}"
 
 
 def _coordinate(model: Any, at: int, addresses: np.ndarray, parts: tuple[str, ...]) -> str:
-    """The joint that a coordinate belongs to, and which part of it in a joint that moves freely."""
+    """The joint of a coordinate, and for a free joint the part of it."""
     joint = int(np.searchsorted(addresses, at, side="right")) - 1
-    name = _joint(model, joint)
+    name = model.joint(joint).name or f"joint_{joint}"
     is_free = model.jnt_type[joint] == mujoco.mjtJoint.mjJNT_FREE
     return f"{name}/{parts[at - addresses[joint]]}" if is_free else name
-
-
-def _joint(model: Any, index: int) -> str:
-    return model.joint(index).name or f"joint_{index}"
 
 
 def _body(model: Any, index: int) -> str:

@@ -1,4 +1,4 @@
-"""`qdhuac export`: policies with their contract, as safetensors, as ONNX, and with a runner that needs only NumPy."""
+"""`qdhuac export`: policies as safetensors and as ONNX, with a contract and a runner that needs only NumPy."""
 
 from __future__ import annotations
 
@@ -23,13 +23,26 @@ ONNX, RUNNER, INDEX = "policy.onnx", "run_policy.py", "policies.json"
 
 
 def check_output(output: Path) -> None:
-    """Refuse a folder that is there already."""
+    """Raise UserError if the folder exists."""
     if os.path.lexists(output):
         raise UserError(f"--output {output}: exists already; name a new folder")
 
 
 def export(run: Run, policies: Sequence[Policy], output: Path, *, each: bool) -> list[str]:
-    """Write one folder, or with `each` one per policy and an index; returns what the user should be told."""
+    """Write policies into a new folder.
+
+    Args:
+        run: the run that the policies are from.
+        policies: the policies.
+        output: the new folder. It appears when everything is written.
+        each: write a folder for each policy, and an index of them.
+
+    Returns:
+        Warnings.
+
+    Raises:
+        UserError: the folder cannot be written, or the robot has changed since training.
+    """
     contract = make_contract(run)
     notes = []
     try:
@@ -55,18 +68,14 @@ def export(run: Run, policies: Sequence[Policy], output: Path, *, each: bool) ->
 
 
 def make_contract(run: Run) -> dict[str, Any]:
-    """What is common to the policies of a run; refused if the robot is no longer the one they were trained on."""
+    """The part of the contract that all policies of a run share. Raise UserError if the robot has changed."""
     from qdhuac.exchange.contract import interface, unnamed
 
-    try:
-        task, sizes = run.metadata["task"], run.metadata["policy"]
-        name, backend = task["name"], task["backend"]
-        trained = {"observations": sizes["obs_size"], "actions": sizes["action_size"]}
-    except (KeyError, TypeError):
-        raise UserError(f"{run.folder.path}: its repertoire does not say which task it is for") from None
+    sizes, name, backend = run.metadata["policy"], run.metadata["task"]["name"], run.metadata["task"]["backend"]
+    obs_size, action_size = sizes["obs_size"], sizes["action_size"]
     bounds = run.metadata.get("action_bounds")
-    described = unnamed(sizes["obs_size"], sizes["action_size"], bounds) if name == OWN else interface(name)
-    for kind, size in trained.items():
+    described = unnamed(obs_size, action_size, bounds) if name == OWN else interface(name)
+    for kind, size in (("observations", obs_size), ("actions", action_size)):
         if len(described[kind]) != size:
             raise UserError(
                 f"task {name!r} on backend {backend!r} has {len(described[kind])} {kind}, but the policies in "
@@ -79,8 +88,8 @@ def make_contract(run: Run) -> dict[str, Any]:
         "backend": backend,
         "network": {"hidden": sizes["hidden"], "activation": "relu", "output": "tanh"},
         "normalisation": "none",
-        "obs_size": sizes["obs_size"],
-        "action_size": sizes["action_size"],
+        "obs_size": obs_size,
+        "action_size": action_size,
         **described,
     }
 
@@ -88,11 +97,9 @@ def make_contract(run: Run) -> dict[str, Any]:
 def to_onnx(policy: Policy, contract: dict[str, Any]) -> bytes:
     """The network as an ONNX model, from `obs` [batch, obs] to `continuous_actions` [batch, actions]."""
     onnx = require("onnx", "onnx")
-    nodes, weights, last = [], [], len(policy.layers) - 1
-    value = "obs"
-    for i, (kernel, bias) in enumerate(policy.layers):
-        for name, array in (("kernel", kernel), ("bias", bias)):
-            weights.append(onnx.numpy_helper.from_array(np.ascontiguousarray(array), f"Dense_{i}/{name}"))
+    weights = [onnx.numpy_helper.from_array(array, name) for name, array in _arrays(policy).items()]
+    nodes, value, last = [], "obs", len(policy.layers) - 1
+    for i in range(len(policy.layers)):
         nodes.append(onnx.helper.make_node("Gemm", [value, f"Dense_{i}/kernel", f"Dense_{i}/bias"], [f"dense_{i}"]))
         value = "continuous_actions" if i == last else f"hidden_{i}"
         nodes.append(onnx.helper.make_node("Tanh" if i == last else "Relu", [f"dense_{i}"], [value]))
@@ -100,15 +107,11 @@ def to_onnx(policy: Policy, contract: dict[str, Any]) -> bytes:
     def tensor(name: str, size: int) -> Any:
         return onnx.helper.make_tensor_value_info(name, onnx.TensorProto.FLOAT, ["batch", size])
 
-    inputs, outputs = (
-        [tensor("obs", len(policy.layers[0][0]))],
-        [tensor("continuous_actions", len(policy.layers[-1][1]))],
-    )
-    graph = onnx.helper.make_graph(nodes, "policy", inputs, outputs, weights)
-    # Versions that runtimes of several years read.
-    model = onnx.helper.make_model(
-        graph, producer_name="qdhuac", ir_version=8, opset_imports=[onnx.helper.make_opsetid("", 17)]
-    )
+    obs, actions = tensor("obs", contract["obs_size"]), tensor("continuous_actions", contract["action_size"])
+    graph = onnx.helper.make_graph(nodes, "policy", [obs], [actions], weights)
+    # Old versions, which the runtimes of several years can read.
+    versions = {"ir_version": 8, "opset_imports": [onnx.helper.make_opsetid("", 17)]}
+    model = onnx.helper.make_model(graph, producer_name="qdhuac", **versions)
     onnx.helper.set_model_props(model, {"contract": json.dumps(contract)})
     onnx.checker.check_model(model)
     return model.SerializeToString()
@@ -117,8 +120,7 @@ def to_onnx(policy: Policy, contract: dict[str, Any]) -> bytes:
 def _write(folder: Path, policy: Policy, contract: dict[str, Any], *, onnx: bool) -> None:
     from safetensors.numpy import save
 
-    layers = {f"Dense_{i}/{part}": array for i, pair in enumerate(policy.layers) for part, array in _parts(pair)}
-    weights = save(layers)
+    weights = save(_arrays(policy))
     contract = contract | {"individual": _individual(policy), "sha256": hashlib.sha256(weights).hexdigest()}
     (folder / run_policy.WEIGHTS).write_bytes(weights)
     (folder / run_policy.CONTRACT).write_text(_json(contract))
@@ -127,18 +129,16 @@ def _write(folder: Path, policy: Policy, contract: dict[str, Any], *, onnx: bool
         (folder / ONNX).write_bytes(to_onnx(policy, contract))
 
 
-def _parts(layer: tuple[np.ndarray, np.ndarray]) -> list[tuple[str, np.ndarray]]:
-    kernel, bias = layer
-    return [("kernel", np.ascontiguousarray(kernel)), ("bias", np.ascontiguousarray(bias))]
+def _arrays(policy: Policy) -> dict[str, np.ndarray]:
+    """The arrays of the network by name, such as `Dense_0/kernel`."""
+    arrays: dict[str, np.ndarray] = {}
+    for i, (kernel, bias) in enumerate(policy.layers):
+        arrays |= {f"Dense_{i}/kernel": np.ascontiguousarray(kernel), f"Dense_{i}/bias": np.ascontiguousarray(bias)}
+    return arrays
 
 
 def _individual(policy: Policy) -> dict[str, Any]:
-    return {
-        "index": policy.index,
-        "id": policy.id,
-        "fitness": policy.fitness,
-        "descriptor": list(policy.descriptor),
-    }
+    return {name: getattr(policy, name) for name in ("index", "id", "fitness", "descriptor")}
 
 
 def _json(content: Any) -> str:

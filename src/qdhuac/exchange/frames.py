@@ -1,13 +1,14 @@
-"""Archives as data frames with the columns of pyribs, and as pyribs' archives, and back.
+"""Conversion of archives to data frames with the columns of pyribs and to archives of pyribs, and back.
 
-A genotype is one row of numbers there, `solution_0`, `solution_1`, ...: its arrays one after the other, in the order of
-`jax.tree.leaves`. Fitness is `objective`, the descriptor is `measures_0`, ... Provenance is in more columns,
-which pyribs ignores.
+A genotype is the columns `solution_0`, `solution_1`, ...: its arrays, flattened and concatenated in the order of
+`jax.tree.leaves`. The fitness is `objective`, the descriptor `measures_0`, ... Provenance has columns of its own, which
+pyribs ignores.
 """
 
 from __future__ import annotations
 
 import math
+from itertools import count, takewhile
 from typing import Any
 
 import jax
@@ -22,7 +23,7 @@ PROVENANCE = ("id", "parents_0", "parents_1", "operator", "generation")
 
 
 def to_frame(individuals: Individuals) -> Any:
-    """Individuals as a pandas DataFrame with one row each; empty slots are left out."""
+    """Convert individuals to a pandas DataFrame with one row each, without empty slots."""
     pandas = require("pandas", "pandas")
     solution, objective, measures, provenance = _rows(individuals)
     columns = {f"solution_{i}": solution[:, i] for i in range(solution.shape[1])}
@@ -31,7 +32,7 @@ def to_frame(individuals: Individuals) -> Any:
 
 
 def from_frame(frame: Any, genotype: Genotype) -> Individuals:
-    """The individuals in a data frame of `to_frame` or of pyribs.
+    """Convert a data frame of `to_frame` or of pyribs to individuals.
 
     Args:
         frame: columns `solution_0`, ..., `objective`, `measures_0`, ...; provenance is -1 where it is missing.
@@ -86,7 +87,7 @@ def to_ribs(individuals: Individuals, archive: Any) -> Any:
 
 
 def from_ribs(archive: Any, genotype: Genotype) -> Individuals:
-    """The elites of an archive of pyribs; arguments and errors as for `from_frame`."""
+    """Convert the elites of a pyribs archive to individuals. Arguments and errors are those of `from_frame`."""
     return from_frame(archive.data(return_type="pandas"), genotype)
 
 
@@ -103,7 +104,5 @@ def _rows(individuals: Individuals) -> tuple[np.ndarray, ...]:
 
 def _columns(frame: Any, field: str) -> np.ndarray:
     """The columns `field_0`, `field_1`, ... side by side."""
-    count = 0
-    while f"{field}_{count}" in frame.columns:
-        count += 1
-    return np.asarray(frame[[f"{field}_{i}" for i in range(count)]])
+    names = takewhile(lambda name: name in frame.columns, (f"{field}_{i}" for i in count()))
+    return np.asarray(frame[list(names)])

@@ -1,13 +1,12 @@
-"""QDax interoperability: archives to and from its repertoires.
+"""Conversion of archives to and from the repertoires of QDax. Only this module needs the package `qdax`.
 
-Needs the package `qdax`, which no other part of qdhuac does. A policy is ``{"params": {"Dense_0": ...}}`` in QDax, as
-flax has it, and ``{"Dense_0": ...}`` here; any other genotype is the same in both.
+A policy is ``{"params": {"Dense_0": ...}}`` in QDax, as in flax, and ``{"Dense_0": ...}`` here. Any other genotype is
+the same in both.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Any
 
 import jax
@@ -18,32 +17,39 @@ from qdax.core.containers.mapelites_repertoire import MapElitesRepertoire
 from qdhuac.archives.common import admissible
 from qdhuac.archives.grid import GridArchive
 from qdhuac.errors import UserError
-from qdhuac.store import repertoire as files
-from qdhuac.types import Array, Genotype, Individuals, Provenance
+from qdhuac.types import Array, Individuals, Provenance
 
 FLAX = "params"
 
 
-def read(path: Path) -> Individuals:
-    """The individuals of a run's `repertoire.safetensors`."""
-    return files.individuals(files.read(path)[0])
-
-
 def to_qdax(archive: Individuals, centroids: Array | np.ndarray) -> MapElitesRepertoire:
-    """A repertoire with these cells [cells, D]: each individual in the cell of its descriptor, the fittest of each.
+    """Convert an archive to a repertoire that keeps the fittest individual of each cell.
 
-    An archive of MAP-Elites on the same cells loses nothing but the provenance, for which QDax has no place.
+    A MAP-Elites archive with the same cells loses only its provenance, which QDax does not have.
+
+    Args:
+        archive: individuals with descriptors [N, D].
+        centroids: the cells [cells, D].
+
+    Raises:
+        UserError: the centroids do not have D dimensions.
     """
     size = archive.descriptor.shape[-1]
     if centroids.ndim != 2 or centroids.shape[-1] != size:
         raise UserError(f"centroids: expected [cells, {size}], as the archive's descriptor is, got {centroids.shape}")
-    genotypes = _to_flax(archive.genotypes) if _is_policy(archive.genotypes) else archive.genotypes
+    genotypes = archive.genotypes
+    if isinstance(genotypes, Mapping) and "Dense_0" in genotypes:
+        genotypes = {FLAX: genotypes}
     fitness = jnp.where(admissible(archive.fitness, archive.descriptor), archive.fitness, -jnp.inf)
     return MapElitesRepertoire.init(genotypes, fitness, archive.descriptor, jnp.asarray(centroids))
 
 
 def from_qdax(repertoire: MapElitesRepertoire) -> Individuals:
-    """A repertoire as individuals, one slot per cell; their provenance is unknown (-1)."""
+    """Convert a repertoire to individuals, one slot per cell, with unknown provenance (-1).
+
+    Raises:
+        UserError: the arrays of the repertoire do not fit each other.
+    """
     cells, fitness = len(repertoire.centroids), repertoire.fitnesses
     if fitness.shape not in ((cells,), (cells, 1)):
         raise UserError(f"repertoire.fitnesses: expected one number for each of {cells} cells, got {fitness.shape}")
@@ -54,12 +60,15 @@ def from_qdax(repertoire: MapElitesRepertoire) -> Individuals:
         if leaf.shape[:1] != (cells,):
             name = jax.tree_util.keystr(path)
             raise UserError(f"repertoire.genotypes{name}: expected {cells} cells first, got {leaf.shape}")
-    genotypes = _from_flax(repertoire.genotypes)
-    return Individuals(genotypes, fitness.reshape(-1), repertoire.descriptors, _unknown(cells))
+    genotypes = repertoire.genotypes
+    if isinstance(genotypes, Mapping) and set(genotypes) == {FLAX}:
+        genotypes = genotypes[FLAX]
+    unknown = Provenance(*(jnp.full((cells, *more), -1, jnp.int32) for more in ((), (2,), (), ())))
+    return Individuals(genotypes, fitness.reshape(-1), repertoire.descriptors, unknown)
 
 
 def cells_of(repertoire: MapElitesRepertoire, low: Any, high: Any) -> GridArchive:
-    """A MAP-Elites archive on the repertoire's cells, whose descriptors lie between `low` and `high` [D]."""
+    """A MAP-Elites archive with the cells of a repertoire, for descriptors between `low` and `high` [D]."""
     centroids = np.asarray(repertoire.centroids)
     lower, upper = np.asarray(low, np.float32), np.asarray(high, np.float32)
     for name, bound in (("low", lower), ("high", upper)):
@@ -67,23 +76,3 @@ def cells_of(repertoire: MapElitesRepertoire, low: Any, high: Any) -> GridArchiv
             size = centroids.shape[1]
             raise UserError(f"{name}: expected {size} numbers, one per dimension of the descriptor, got {bound}")
     return GridArchive(lower, upper, centroids)
-
-
-def _unknown(size: int) -> Provenance:
-    return Provenance(*(jnp.full((size, *more), -1, jnp.int32) for more in ((), (2,), (), ())))
-
-
-def _is_policy(genotypes: Genotype) -> bool:
-    return isinstance(genotypes, Mapping) and "Dense_0" in genotypes
-
-
-def _is_flax(genotypes: Genotype) -> bool:
-    return isinstance(genotypes, Mapping) and set(genotypes) == {FLAX}
-
-
-def _to_flax(genotypes: Genotype) -> Genotype:
-    return {FLAX: genotypes}
-
-
-def _from_flax(genotypes: Genotype) -> Genotype:
-    return genotypes[FLAX] if _is_flax(genotypes) else genotypes

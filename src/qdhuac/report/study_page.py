@@ -1,4 +1,4 @@
-"""`qdhuac report STUDY_DIR`: figures, tables and one page from stored files alone."""
+"""`qdhuac report STUDY_DIR`: the figures, the tables and the page of a study, from stored files alone."""
 
 from __future__ import annotations
 
@@ -19,7 +19,12 @@ STYLE = "figure { background: #fff } figure img { max-width: 100%; height: auto;
 
 
 def write_report(folder: Path) -> tuple[Path, list[str]]:
-    """Write figures, tables and the page into a study folder; returns the page and warnings for the reader."""
+    """Write figures, tables and the page into a study folder. Return the page and warnings.
+
+    Raises:
+        UserError: this is not a study folder, or none of its runs has reached the horizon.
+        RunFailed: a file cannot be written.
+    """
     from qdhuac.report import study_figures
 
     results = collect(folder)
@@ -31,8 +36,10 @@ def write_report(folder: Path) -> tuple[Path, list[str]]:
             study_figures.save(figure, folder / "figures", name)
             pictures.append((name, caption, (folder / "figures" / f"{name}.svg").read_bytes()))
         replace_file(folder / "table.md", _markdown(results, shown).encode())
-        for name, table in {**shown, "results": as_csv(results)}.items():
-            replace_file(folder / f"{name}.csv", _csv(table).encode())
+        for name, (head, rows) in {**shown, "results": as_csv(results)}.items():
+            text = io.StringIO()
+            csv.writer(text, lineterminator="\n").writerows([head, *rows])
+            replace_file(folder / f"{name}.csv", text.getvalue().encode())
         page = folder / "report.html"
         replace_file(page, _html(results, shown, pictures).encode())
     except OSError as error:
@@ -54,8 +61,8 @@ def _html(results: Results, shown: dict[str, Table], pictures: Iterable[tuple[st
     if results.notes:
         parts.append("<h2>Notes</h2>" + _html_list(results.notes))
     if results.unfinished:
-        names = _html_list(results.unfinished)
-        parts.append(f"<details><summary>Left out: {_count(results)}</summary>{names}</details>")
+        left_out = _html_list(results.unfinished)
+        parts.append(f"<details><summary>Left out: {_count(results)}</summary>{left_out}</details>")
     for name, caption, svg in pictures:
         data = base64.b64encode(svg).decode()
         parts.append(
@@ -82,14 +89,7 @@ def _html_list(lines: Iterable[str]) -> str:
 
 def _markdown(results: Results, shown: dict[str, Table]) -> str:
     out = [f"# {results.study.title}", f"Scale {results.scale}, {results.study.steps:,} steps."]
-    for name, table in shown.items():
-        out += [f"## {TABLES[name][1]}", markdown(*table)]
+    for name, found in shown.items():
+        out += [f"## {TABLES[name][1]}", markdown(*found)]
     out += [f"- {note}" for note in (*results.notes, *(f"left out: {text}" for text in results.unfinished))]
     return "\n\n".join(out) + "\n"
-
-
-def _csv(table: Table) -> str:
-    head, rows = table
-    buffer = io.StringIO()
-    csv.writer(buffer, lineterminator="\n").writerows([head, *rows])
-    return buffer.getvalue()

@@ -1,7 +1,7 @@
-"""Every study as data: its runs, its figures and its tables. Free of JAX.
+"""Every study as data: its runs, its figures and its tables. Does not import JAX.
 
-A run is an ordinary configuration. Two studies that ask for the same one share it: the configuration without its goal
-is the run's identity, and its goal is the longest that any study of that scale asks for.
+A run is an ordinary configuration. Its identity is that configuration without the goal, so studies that ask for the
+same run share it. Its goal is the most environment steps that any study of the same scale asks for.
 """
 
 from __future__ import annotations
@@ -17,15 +17,14 @@ from qdhuac import config
 from qdhuac.algorithms import specs
 from qdhuac.config import Config, check_choice
 
-SCALES = ("smoke", "laptop", "paper")
-SEEDS = {"smoke": 2, "laptop": 3, "paper": 5}
-FIRST_SEED = 100  # the presets were tuned on smaller ones, and reported seeds must not be used for tuning
+SEEDS = {"smoke": 2, "laptop": 3, "paper": 5}  # default number of seeds at each scale
+SCALES = tuple(SEEDS)
+FIRST_SEED = 100  # the presets were tuned on smaller seeds, which must not be reported
 MOST_SEEDS = 1000
 TASKS = ("hopper", "walker2d", "halfcheetah", "ant", "humanoid")
-SMOKE_STEPS = 600  # 5 generations of preset smoke
 
-# Shared by all runs of a scale, as far as an algorithm has the key. The replay buffer holds the longest run.
-# Steps are counted alike for all: at `laptop` an evaluation ends when the robot falls, in the paper it starts again.
+# Changes to all runs of a scale whose algorithm has the key. The replay buffer holds the longest run. All algorithms
+# count steps alike: at `laptop` an evaluation ends when the robot falls, in the paper the robot starts again.
 _COMMON: dict[str, dict[str, Any]] = {
     "smoke": {"task.backend": "native"},
     "laptop": {"task.backend": "native", "task.after_termination": "stop", "replay.capacity": 120_000},
@@ -35,19 +34,19 @@ _COMMON: dict[str, dict[str, Any]] = {
 
 @dataclasses.dataclass(frozen=True)
 class Setting:
-    """One line of a figure: an algorithm with a preset (default: the scale's own) and some changes."""
+    """One line of a figure: an algorithm, a preset (by default the one named like the scale) and changes to it."""
 
     label: str
     algorithm: str = "qdhuac"
     changes: Mapping[str, Any] = dataclasses.field(default_factory=dict)
     preset: str | None = None
-    group: str = ""  # settings of a group share a figure of curves, and a line over `x`
-    x: float = math.nan  # the value of what the study varies
+    group: str = ""  # settings of one group share a figure of curves and are one line over `x`
+    x: float = math.nan  # value of the quantity that the study varies
 
 
 @dataclasses.dataclass(frozen=True)
 class Study:
-    """A question: tasks x settings, up to `steps` environment steps. The first setting is the reference."""
+    """All combinations of tasks and settings, for `steps` environment steps. The first setting is the reference."""
 
     name: str
     title: str
@@ -56,7 +55,7 @@ class Study:
     steps: int
     figures: tuple[str, ...] = ("curves", "relative", "final")  # of `report.study_figures.FIGURES`
     tables: tuple[str, ...] = ("summary", "aggregate")  # of `studies.results.TABLES`
-    varied: str = ""  # what `x` of the settings is
+    varied: str = ""  # what `x` of the settings means
 
 
 @dataclasses.dataclass(frozen=True)
@@ -64,8 +63,8 @@ class Run:
     """One run of a study."""
 
     label: str
-    config: Config  # with the goal that all studies together ask for
-    steps: int  # the study's horizon
+    config: Config  # its goal may lie beyond the horizon
+    steps: int  # horizon of the study
 
     @property
     def task(self) -> str:
@@ -82,7 +81,7 @@ class Run:
 
     @property
     def folder(self) -> str:
-        """The name of its run folder."""
+        """Name of the run folder."""
         return f"{self.task}-{self.config.algorithm}-s{self.seed}-{self.fingerprint[:8]}"
 
     @property
@@ -91,37 +90,34 @@ class Run:
 
 
 def study(name: str, scale: str) -> Study:
-    """The study of that name at that scale."""
+    """The study of that name at that scale; UserError if either is unknown."""
     check_choice("study", name, STUDIES)
     check_choice("--scale", scale, SCALES)
     return STUDIES[name](scale)
 
 
 def runs(name: str, scale: str, seeds: int) -> list[Run]:
-    """The runs of a study: the first seed of everything first, so that an unfinished study is readable."""
+    """The runs of a study. All settings of one seed come before the next seed, so an unfinished study is readable."""
     wanted, goals = study(name, scale), _goals(scale)
-    configs = [(label, settings, goals[fingerprint(settings)]) for label, settings in _configs(wanted, scale)]
-    return [
-        Run(
-            label,
-            config.replace(settings, {"run.seed": seed, "run.env_steps": goal, "run.generations": 0}),
-            wanted.steps,
-        )
-        for seed in range(FIRST_SEED, FIRST_SEED + seeds)
-        for label, settings, goal in configs
-    ]
+    configs, found = _configs(wanted, scale), []
+    for seed in range(FIRST_SEED, FIRST_SEED + seeds):
+        for label, settings in configs:
+            goal = {"run.seed": seed, "run.env_steps": goals[fingerprint(settings)], "run.generations": 0}
+            found.append(Run(label, config.replace(settings, goal), wanted.steps))
+    return found
 
 
 def fingerprint(settings: Config) -> str:
     """SHA-256 of a configuration without its goal and the name of its preset."""
     values = config.to_dict(settings)
+    for key in ("env_steps", "generations"):
+        del values["run"][key]
     del values["preset"]
-    values["run"] = {k: v for k, v in values["run"].items() if k not in ("env_steps", "generations")}
     return hashlib.sha256(json.dumps(values, sort_keys=True).encode()).hexdigest()
 
 
 def _configs(wanted: Study, scale: str) -> list[tuple[str, Config]]:
-    """Label and configuration of every task and setting of a study, without seed and goal."""
+    """Label and configuration, without seed and goal, for every task and setting of a study."""
     found = []
     for task in wanted.tasks:
         for setting in wanted.settings:
@@ -133,24 +129,23 @@ def _configs(wanted: Study, scale: str) -> list[tuple[str, Config]]:
 
 
 def _goals(scale: str) -> dict[str, int]:
-    """The goal of every configuration of a scale: the most steps that a study asks for."""
+    """For every configuration of a scale, by fingerprint, the most steps that a study asks for."""
     goals: dict[str, int] = {}
-    for make in STUDIES.values():
-        wanted = make(scale)
+    for wanted in (make(scale) for make in STUDIES.values()):
         for _, settings in _configs(wanted, scale):
             identity = fingerprint(settings)
             goals[identity] = max(goals.get(identity, 0), wanted.steps)
     return goals
 
 
-# The studies.
+# The studies
 
 _REFERENCE = Setting("QDHUAC")
 _NO_NORM = {"critic.batch_norm": False, "critic.weight_norm": "none"}
 
 
 def _steps(scale: str, laptop: int, paper: int) -> int:
-    return {"smoke": SMOKE_STEPS, "laptop": laptop, "paper": paper}[scale]
+    return {"smoke": 600, "laptop": laptop, "paper": paper}[scale]  # 600: five generations of preset smoke
 
 
 def _benchmark(scale: str) -> Study:
@@ -164,27 +159,17 @@ def _benchmark(scale: str) -> Study:
         Setting("DCRL-ME", "dcrl_me", preset=original),
         Setting("DNS", "dns"),
     )
-    return Study(
-        "benchmark",
-        "QDHUAC and its peers",
-        TASKS,
-        settings,
-        _steps(scale, 60_000, 2_000_000),
-        figures=("curves", "aggregate", "profiles", "kept", "archives"),
-        tables=("summary", "aggregate", "efficiency", "kept"),
-    )
+    figures = ("curves", "aggregate", "profiles", "kept", "archives")
+    tables = ("summary", "aggregate", "efficiency", "kept")
+    steps = _steps(scale, 60_000, 2_000_000)
+    return Study("benchmark", "QDHUAC and its peers", TASKS, settings, steps, figures, tables)
 
 
 def _latency(scale: str) -> Study:
-    return Study(
-        "latency",
-        "What a target network would have predicted",
-        ("halfcheetah",),
-        (Setting("QDHUAC", changes={"learner.probe": True}),),
-        _steps(scale, 40_000, 2_000_000),
-        figures=("probe", "curves"),
-        tables=("summary", "false_negatives"),
-    )
+    settings = (Setting("QDHUAC", changes={"learner.probe": True}),)
+    title, steps = "What a target network would have predicted", _steps(scale, 40_000, 2_000_000)
+    figures, tables = ("probe", "curves"), ("summary", "false_negatives")
+    return Study("latency", title, ("halfcheetah",), settings, steps, figures, tables)
 
 
 def _utd(scale: str) -> Study:
@@ -193,15 +178,9 @@ def _utd(scale: str) -> Study:
         for group, norm in (("normalised", {}), ("unnormalised", _NO_NORM))
         for utd in (0.5, 1.0, 2.0, 4.0, 10.0)
     )
-    return Study(
-        "utd",
-        "Updates per environment step",
-        ("halfcheetah",),
-        settings,
-        _steps(scale, 30_000, 2_000_000),
-        figures=("over", "curves"),
-        varied="updates per step",
-    )
+    title, steps = "Updates per environment step", _steps(scale, 30_000, 2_000_000)
+    figures = ("over", "curves")
+    return Study("utd", title, ("halfcheetah",), settings, steps, figures, varied="updates per step")
 
 
 def _normalisation(scale: str) -> Study:
@@ -217,18 +196,13 @@ def _normalisation(scale: str) -> Study:
 
 
 def _archive(scale: str) -> Study:
-    # The largest square grid with no more cells than DNS has places.
+    # The largest square grid with no more cells than DNS has slots.
     cells = math.isqrt(specs.make("qdhuac", scale).archive.capacity) ** 2
     settings = (Setting("DNS"), Setting("MAP-Elites", changes={"archive.kind": "grid", "archive.capacity": cells}))
-    return Study(
-        "archive",
-        "The archive inside QDHUAC",
-        ("halfcheetah", "humanoid"),
-        settings,
-        _steps(scale, 40_000, 5_000_000),
-        figures=("curves", "relative", "final", "kept", "archives"),
-        tables=("summary", "aggregate", "kept"),
-    )
+    tasks, steps = ("halfcheetah", "humanoid"), _steps(scale, 40_000, 5_000_000)
+    figures = ("curves", "relative", "final", "kept", "archives")
+    tables = ("summary", "aggregate", "kept")
+    return Study("archive", "The archive inside QDHUAC", tasks, settings, steps, figures, tables)
 
 
 def _target(scale: str) -> Study:
@@ -239,7 +213,8 @@ def _target(scale: str) -> Study:
 
 def _components(scale: str) -> Study:
     preset = specs.make("qdhuac", scale).settings
-    start, critics = preset.emitter.exploration_rollouts, preset.critic.critics
+    critics, explorers = preset.critic.critics, preset.emitter.exploration_rollouts
+    gradients = {"emitter.gradient_steps": 100, "emitter.gradient_learning_rate": 1e-3}
     settings = (
         _REFERENCE,
         Setting("scalar critic", changes={"critic.kind": "scalar"}),
@@ -249,18 +224,12 @@ def _components(scale: str) -> Study:
         Setting("no entropy term", changes={"learner.initial_temperature": 0.0}),
         Setting("no injection", changes={"emitter.inject_actor": False}),
         Setting("no gradient mutation", changes={"emitter.isoline_share": 1.0}),
-        Setting(
-            "gradient mutation as in PGA-ME",
-            changes={"emitter.gradient_steps": 100, "emitter.gradient_learning_rate": 1e-3},
-        ),
-        *(
-            Setting(f"exploring rollouts: {n}", changes={"emitter.exploration_rollouts": n})
-            for n in range(4)
-            if n != start
-        ),
+        Setting("gradient mutation as in PGA-ME", changes=gradients),
     )
-    title = "What each part of QDHUAC is worth"
-    return Study("components", title, ("halfcheetah",), settings, _steps(scale, 40_000, 2_000_000))
+    counts = [n for n in range(4) if n != explorers]
+    exploring = [Setting(f"exploring rollouts: {n}", changes={"emitter.exploration_rollouts": n}) for n in counts]
+    title, steps = "What each part of QDHUAC is worth", _steps(scale, 40_000, 2_000_000)
+    return Study("components", title, ("halfcheetah",), (*settings, *exploring), steps)
 
 
 STUDIES = {

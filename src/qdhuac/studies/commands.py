@@ -1,4 +1,4 @@
-"""`qdhuac study`: list the runs, say what is left, run it."""
+"""`qdhuac study`: list the runs of a study, say what is left, and make it."""
 
 from __future__ import annotations
 
@@ -20,7 +20,17 @@ EXECUTORS: dict[str, type[Executor]] = {"local": Local, "ray": Ray, "slurm": Slu
 
 
 def study(name: str, scale: str, seeds: int | None, root: Path, jobs: int | None, dry_run: bool, where: str) -> int:
-    """Run what is missing of a study, on this machine or on a cluster; returns the exit code."""
+    """Make the missing runs of a study, on this machine or on a cluster. Return the exit code.
+
+    Args:
+        name: name of the study.
+        scale: one of `catalogue.SCALES`.
+        seeds: number of seeds; None: the default of the scale.
+        root: folder of all studies and their runs.
+        jobs: runs at a time; None: as many as fit.
+        dry_run: list the runs, and start none.
+        where: one of `EXECUTORS`.
+    """
     seeds = seeds or catalogue.SEEDS[scale]
     runs = catalogue.runs(name, scale, seeds)
     if root.exists() and not root.is_dir():
@@ -28,10 +38,9 @@ def study(name: str, scale: str, seeds: int | None, root: Path, jobs: int | None
     found = [look(root, run) for run in runs]
     left = [run for run, f in zip(runs, found, strict=True) if f.state != FINISHED]
     if jobs is None:
-        # A cluster knows how many runs it has room for. On an accelerator of this machine, which `paper` is for,
-        # several runs would slow each other down.
+        # A cluster starts as many as it has room for. Scale `paper` is for an accelerator, which takes one run.
         jobs = len(runs) if where != "local" else 1 if scale == "paper" else max(1, len(cores()))
-    executor = EXECUTORS[where](dry_run) if left else None  # refuses a cluster that cannot be reached
+    executor = EXECUTORS[where](dry_run) if left else None  # raises if the cluster cannot be reached
     folder = write(root, name, scale, seeds)
     print(f"study {name} at scale {scale}: {catalogue.study(name, scale).title}")
     print(f"study folder: {folder}", flush=True)
@@ -40,24 +49,24 @@ def study(name: str, scale: str, seeds: int | None, root: Path, jobs: int | None
             print(f"  {f.state:8s} {f.steps:>9,} of {run.config.run.env_steps:,} steps  {run.name}  ({run.folder})")
     if left:
         print("\n".join(remaining(runs, found, jobs)), flush=True)
+    if dry_run and isinstance(executor, Slurm):
+        print(executor.script(root, len(left), jobs))
     if dry_run:
-        if isinstance(executor, Slurm):
-            print(executor.script(root, len(left), jobs))
         return 0
     code = 0
     if executor is not None:
         (root / LOGS).mkdir(exist_ok=True)
-        for run in left:  # left over from an earlier Ctrl-C
+        for run in left:  # remove what an earlier Ctrl-C has left
             worker.stop_file(root, run).unlink(missing_ok=True)
         executor.prepare(root, left, jobs)
-        code = Pool(root, executor, lambda text: print(text, flush=True)).run(left)
+        code = Pool(root, executor).run(left)
     if code == 0:
         print(f"all {len(runs)} runs are finished; figures and tables: qdhuac report {folder}")
     return code
 
 
 def remaining(runs: Sequence[Run], found: Sequence[Found], jobs: int) -> list[str]:
-    """What is left of a study; with the time it takes at the pace of its finished runs, once there are any."""
+    """Describe what is left of a study, with an estimate of the time if some of its runs are finished."""
     left = [
         (run, run.config.run.env_steps - f.steps) for run, f in zip(runs, found, strict=True) if f.state != FINISHED
     ]

@@ -1,4 +1,7 @@
-"""Files of a study: `ROOT/<study>-<scale>/study.toml`, and `runs`, `configs` and `logs` of all studies. Free of JAX."""
+"""Files of a study: `ROOT/<study>-<scale>/study.toml`, and `runs`, `configs` and `logs` of all studies.
+
+Does not import JAX.
+"""
 
 from __future__ import annotations
 
@@ -18,7 +21,7 @@ from qdhuac.studies import catalogue
 from qdhuac.studies.catalogue import Run, Study
 
 STUDY, RUNS, CONFIGS, LOGS = "study.toml", "runs", "configs", "logs"
-# Metrics that every generation must have, and those of a run with a probe.
+# Metrics that every generation must have; a run with a probe also needs `PROBED`.
 NEEDED = (
     *("qd_score", "coverage", "max_fitness", "qd_score_auc", "wall_s"),
     *("archive_size", "archive_qd_score", "archive_mean_fitness"),
@@ -28,7 +31,7 @@ PROBED = tuple(
     for path in ("", "path_")
     for what in ("return", "q", "q_shadow", "gap", "high", "missed", "missed_shadow")
 )
-AGAIN = "move the folder away, and the study makes the run again"
+AGAIN = "move the folder away, and the study will repeat the run"
 MISSING, STARTED, FINISHED = "missing", "started", "finished"
 
 
@@ -39,7 +42,7 @@ class Found:
     state: str
     rows: Sequence[Mapping[str, Any]] = ()  # metrics of each generation
     backend: str = ""  # physics engine of the run
-    notes: Sequence[str] = ()  # damage that resuming the run repairs
+    notes: Sequence[str] = ()  # warnings about damaged files that a resumed run repairs
 
     @property
     def steps(self) -> int:
@@ -47,7 +50,7 @@ class Found:
 
 
 def write(root: Path, name: str, scale: str, seeds: int) -> Path:
-    """Record a study and the configurations of its runs; returns its folder."""
+    """Write the record of a study and the configurations of its runs. Return its folder."""
     folder = root / f"{name}-{scale}"
     for other in sorted(root.glob(f"*/{STUDY}")):  # all studies of a root share its runs
         record = _load(other)
@@ -57,7 +60,7 @@ def write(root: Path, name: str, scale: str, seeds: int) -> Path:
                 "mixed: name another --root"
             )
         if other.parent == folder:
-            seeds = max(seeds, record["seeds"])  # fewer seeds than before: the others stay recorded
+            seeds = max(seeds, record["seeds"])  # a smaller number does not forget the other runs
     try:
         for path in (root / RUNS, root / CONFIGS, folder):
             path.mkdir(parents=True, exist_ok=True)
@@ -71,12 +74,12 @@ def write(root: Path, name: str, scale: str, seeds: int) -> Path:
 
 
 def config_file(root: Path, name: str) -> Path:
-    """The configuration that a run folder of that name is made from."""
+    """The configuration that the run folder of that name starts from."""
     return root / CONFIGS / f"{name}.toml"
 
 
 def read(folder: Path) -> tuple[Study, str, list[Run], list[str]]:
-    """Study, scale and runs of a study folder, and warnings for the reader."""
+    """Return the study of a study folder, its scale, its runs, and warnings."""
     where = folder / STUDY
     record = _load(where)
     try:
@@ -90,7 +93,7 @@ def read(folder: Path) -> tuple[Study, str, list[Run], list[str]]:
 
 
 def look(root: Path, run: Run) -> Found:
-    """What is stored of a run; UserError if its folder has another configuration or its metrics have a gap."""
+    """Read what is stored of a run. Raise UserError if its configuration differs or its metrics have a gap."""
     path = root / RUNS / run.folder
     if not path.exists():
         return Found(MISSING)
@@ -104,40 +107,41 @@ def look(root: Path, run: Run) -> Found:
     ours, same = config.to_toml(run.config), config.to_toml(config.replace(theirs, goal))
     if ours != same:
         changed = next(b for a, b in zip(ours.splitlines(), same.splitlines(), strict=True) if a != b)
-        raise UserError(f"{path}: not the run that the study asks for ({run.name}): it has {changed}")
+        raise UserError(f"{path}: its configuration is not that of {run.name}: it has {changed}")
     rows = folder.read_metrics()
     _check(path, rows, NEEDED + PROBED * getattr(getattr(run.config.settings, "learner", None), "probe", False))
     done = bool(rows) and rows[-1]["env_steps"] >= run.config.run.env_steps
-    # The report comes last: a run that was killed before it may lack its last checkpoint and repertoire.
+    # The report is written last: without it, the last checkpoint and repertoire may be missing too.
     whole = (path / REPORT).exists() or not folder.checkpoints.exists()
     return Found(FINISHED if done and whole else STARTED, rows, theirs.task.backend, folder.notes)
 
 
 def _check(path: Path, rows: Sequence[Mapping[str, Any]], needed: Sequence[str]) -> None:
-    """Raise UserError unless every generation is there once, in order, with the metrics that are compared."""
+    """Raise UserError unless each generation is there once, in order, and has all metrics in `needed`."""
     before = 0
     for i, row in enumerate(rows, 1):
+        missing = [name for name in needed if row.get(name) is None]
         if row["generation"] != i:
-            raise UserError(
-                f"{path}: metrics.jsonl has a gap: generation {i} expected, found {row['generation']}; {AGAIN}"
-            )
-        for name in needed:
-            if row.get(name) is None:
-                raise UserError(f"{path}: metrics.jsonl has no {name} in generation {i}; {AGAIN}")
-        if row["env_steps"] <= before:
-            raise UserError(f"{path}: metrics.jsonl does not move on in generation {i}; {AGAIN}")
-        before = row["env_steps"]
+            problem = f"has a gap: generation {i} expected, found {row['generation']}"
+        elif missing:
+            problem = f"has no {missing[0]} in generation {i}"
+        elif row["env_steps"] <= before:
+            problem = f"has no new environment steps in generation {i}"
+        else:
+            before = row["env_steps"]
+            continue
+        raise UserError(f"{path}: metrics.jsonl {problem}; {AGAIN}")
 
 
 def _load(where: Path) -> dict[str, Any]:
     try:
         record = tomllib.loads(where.read_text(encoding="utf-8"))
         if not all(isinstance(record[key], str) for key in ("study", "scale", "version")):
-            raise ValueError("study, scale and version are texts")
+            raise ValueError("study, scale and version must be strings")
         if type(record["seeds"]) is not int or not 1 <= record["seeds"] <= catalogue.MOST_SEEDS:
-            raise ValueError(f"seeds is a whole number from 1 to {catalogue.MOST_SEEDS}")
+            raise ValueError(f"seeds must be a whole number from 1 to {catalogue.MOST_SEEDS}")
     except FileNotFoundError:
-        raise UserError(f"{where}: no such file; a study folder is made by: qdhuac study NAME") from None
+        raise UserError(f"{where}: no such file; make a study folder with: qdhuac study NAME") from None
     except (OSError, ValueError, KeyError, RecursionError) as error:
         raise UserError(f"{where}: not the record of a study ({error})") from None
     return record

@@ -1,4 +1,4 @@
-"""Runs on this machine: one process and one core each, so that a crash of one does not stop the others."""
+"""Runs on this machine: one process and one core for each, so that a crash of one does not stop the others."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ from qdhuac.studies.folder import LOGS, MISSING, RUNS, config_file
 
 COMMAND = [sys.executable, "-m", "qdhuac.cli"]
 ONE_THREAD = "--xla_cpu_multi_thread_eigen=false intra_op_parallelism_threads=1"
-# Exit codes of a run that a signal stopped; negative ones if it came before the run could catch it.
+# Exit codes of a run that a signal has stopped. They are negative if the signal came before its handler was set.
 STOPPED = (129, 130, 143, -1, -2, -15)
-# A launcher of a command, which gets SIGTERM (so it saves) when our process ends in any way.
-# It ignores SIGUSR2, which Slurm sends to all processes of a job and only ours handles.
+# Starts a command that gets SIGTERM, and so saves, when this process ends in any way. The command ignores SIGUSR2,
+# which Slurm sends to all processes of a job.
 LAUNCHER = """import ctypes, os, signal, sys
 signal.signal(signal.SIGUSR2, signal.SIG_IGN)
 ctypes.CDLL(None).prctl(1, signal.SIGTERM)  # PR_SET_PDEATHSIG
@@ -31,14 +31,14 @@ if os.getppid() == int(sys.argv[1]): os.execv(sys.argv[2], sys.argv[2:])"""
 class Result(NamedTuple):
     """How a run ended."""
 
-    code: int | None  # None: no process was started, and `last` says why
+    code: int | None  # exit code; None: no process was started, `last` says why
     seconds: float = 0.0
     last: str = ""  # the last line of its output
 
 
 @dataclasses.dataclass
 class Job:
-    """A run in a process of its own."""
+    """A run and its process."""
 
     run: Run
     process: subprocess.Popen[bytes]
@@ -47,7 +47,7 @@ class Job:
 
 
 def command(root: Path, run: Run, state: str) -> list[str]:
-    """The command that starts a run, resumes it, or writes the report that a finished one lacks."""
+    """The command that starts a run, resumes it, or writes the missing report of a finished one."""
     path, goal = root / RUNS / run.folder, run.config.run.env_steps
     if state == MISSING:
         return [*COMMAND, "train", "--config", str(config_file(root, run.folder)), "--run-dir", str(path)]
@@ -58,12 +58,12 @@ def command(root: Path, run: Run, state: str) -> list[str]:
 
 
 def cores() -> list[int]:
-    """The cores that this process may use; empty where the system does not tell."""
+    """The cores that this process may use; empty if the system does not say."""
     return sorted(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else []
 
 
 def begin(root: Path, run: Run, state: str, out: Any, core: int | None = None) -> Job:
-    """Start the process of a run; its command and its output go to its log."""
+    """Start the process of a run. Its command and output go to its log, `out`."""
     words = command(root, run, state)
     out.write(f"$ {' '.join(words)}\n".encode())
     out.flush()
@@ -71,19 +71,21 @@ def begin(root: Path, run: Run, state: str, out: Any, core: int | None = None) -
 
 
 def log(root: Path, run: Run) -> Path:
-    """The file for the output of a run's process."""
+    """The file with the output of a run."""
     return root / LOGS / f"{run.folder}.log"
 
 
 def ended(root: Path, job: Job) -> Result:
-    """The result of a run whose process has ended; its checkpoints are removed if it is finished."""
+    """The result of a run whose process has ended. Remove the checkpoints of a finished run."""
     if job.process.returncode == 0:
         shutil.rmtree(root / RUNS / job.run.folder / "checkpoints", ignore_errors=True)  # a replay buffer is large
-    return Result(job.process.returncode, time.monotonic() - job.begun, last_line(log(root, job.run)))
+    lines = [line for line in log(root, job.run).read_text("utf-8", "replace").splitlines() if line.strip()]
+    last = lines[-1].removeprefix("qdhuac: error: ") if lines else "no output"
+    return Result(job.process.returncode, time.monotonic() - job.begun, last)
 
 
 class Local:
-    """Runs on this machine; each is pinned to a core if there are enough."""
+    """Starts runs on this machine, each on a core of its own if there are enough."""
 
     queues, poll = False, 0.2
 
@@ -114,23 +116,17 @@ class Local:
         pass
 
 
-def last_line(log: Path) -> str:
-    """The last line of a log."""
-    lines = [line for line in log.read_text(encoding="utf-8", errors="replace").splitlines() if line.strip()]
-    return lines[-1].removeprefix("qdhuac: error: ") if lines else "no output"
-
-
 def start(words: Sequence[str], core: int | None, out: Any) -> subprocess.Popen[bytes]:
-    """Start a process with one XLA thread, on one core if given; on Linux it saves and ends when ours does."""
+    """Start a process with one XLA thread, on `core` if given. On Linux it saves and ends when this process ends."""
     flags = os.environ.get("XLA_FLAGS", "")
     environment = {**os.environ, "XLA_FLAGS": f"{flags} {ONE_THREAD}".strip(), "PYTHONUNBUFFERED": "1"}
     if sys.platform == "linux":
         words = [sys.executable, "-IS", "-c", LAUNCHER, str(os.getpid()), *words]
     usable = cores()
     if core is not None:
-        os.sched_setaffinity(0, {core})  # inherited from the first instruction on
+        os.sched_setaffinity(0, {core})  # the new process inherits it
     try:
-        # A session of its own: Ctrl-C reaches the children through us, once.
+        # In a session of its own, so that Ctrl-C does not reach it twice.
         return subprocess.Popen(
             words, stdin=subprocess.DEVNULL, stdout=out, stderr=out, env=environment, start_new_session=True
         )

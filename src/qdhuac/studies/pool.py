@@ -1,10 +1,10 @@
-"""Run the runs of a study on an executor and report how each ended."""
+"""Make the runs of a study on an executor and print how each ended."""
 
 from __future__ import annotations
 
 import signal
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -16,10 +16,10 @@ from qdhuac.text import duration
 
 
 class Executor(Protocol):
-    """Where runs go: this machine or a cluster."""
+    """Starts runs on this machine or on a cluster."""
 
-    jobs: int  # runs that are given to it at a time
-    poll: float  # seconds between two checks
+    jobs: int  # runs that it takes at a time
+    poll: float  # seconds between two calls of `result`
     queues: bool  # whether a run may wait in a queue after `begin`
 
     def __init__(self, dry_run: bool) -> None:
@@ -29,13 +29,13 @@ class Executor(Protocol):
         """Get ready for these runs, `jobs` at a time."""
 
     def begin(self, run: Run, state: str) -> Any:
-        """Start a run or resume it; returns the job that the other methods take."""
+        """Start or resume a run. Return the job that the other methods take."""
 
     def result(self, job: Any) -> Result | None:
-        """The result of a job; None while it runs."""
+        """The result of a job, or None while it runs."""
 
     def stop(self, job: Any, number: int) -> None:
-        """Pass a signal to a job: the first lets the run save, the second ends it at once."""
+        """Pass a signal to a job. The first one lets the run save, the second one ends it at once."""
 
     def close(self) -> None:
         """Release the executor."""
@@ -44,14 +44,14 @@ class Executor(Protocol):
 class Pool:
     """Gives runs to an executor until all have ended or a signal arrives."""
 
-    def __init__(self, root: Path, executor: Executor, say: Callable[[str], None] = print) -> None:
-        self.root, self.executor, self.say = root, executor, say
+    def __init__(self, root: Path, executor: Executor) -> None:
+        self.root, self.executor = root, executor
         self.failures: list[str] = []
         self.signals: list[int] = []
         self._running: list[tuple[Run, Any]] = []
 
     def run(self, runs: Sequence[Run]) -> int:
-        """0 when every run is finished, 1 if some failed, 128 + signal when stopped."""
+        """Return 0 if every run is finished, 1 if some failed, 128 + signal if it was stopped."""
         waiting, total, passed_on = list(runs), len(runs), 0
         before = {n: signal.signal(n, self._on_signal) for n in (signal.SIGINT, signal.SIGTERM)}
         try:
@@ -60,7 +60,7 @@ class Pool:
                     self._begin(waiting.pop(0), total - len(waiting), total)
                 time.sleep(self.executor.poll)
                 for number in self.signals[passed_on:]:
-                    for _, job in reversed(self._running):  # queued jobs first, so that none of them starts
+                    for _, job in reversed(self._running):  # waiting jobs first, so that none of them starts
                         self.executor.stop(job, number)
                     passed_on += 1
                 for run, job in list(self._running):
@@ -72,41 +72,43 @@ class Pool:
                 signal.signal(number, handler)
             self.executor.close()
         for failure in self.failures:
-            self.say(f"failed: {failure}")
+            _say(f"failed: {failure}")
         if self.signals:
             return 128 + self.signals[-1]
         return 1 if self.failures else 0
 
     def _begin(self, run: Run, position: int, total: int) -> None:
         try:
-            # On a cluster a run may have started already: its node checks.
+            # On a cluster the run may have started already. Its node finds out.
             state = MISSING if self.executor.queues else look(self.root, run).state
-            if state == FINISHED:  # by another process, since
+            if state == FINISHED:  # another process has finished it since
                 return
             self._running.append((run, self.executor.begin(run, state)))
         except UserError as error:
             self.failures.append(f"{run.name}: {error}")
             return
-        word = "submitted" if self.executor.queues else "begins" if state == MISSING else "goes on"
-        self.say(f"[{position}/{total}] {word}: {run.name} ({run.folder})")
+        word = "submitted" if self.executor.queues else "starts" if state == MISSING else "resumes"
+        _say(f"[{position}/{total}] {word}: {run.name} ({run.folder})")
 
     def _end(self, run: Run, result: Result) -> None:
-        code, took = result.code, duration(result.seconds)
+        code = result.code
+        if self.signals and code is None:
+            return  # it had not started
         if code == 0:
-            self.say(f"finished after {took}: {run.name}")
+            word = "finished"
         elif self.signals and code in STOPPED:
-            self.say(f"saved after {took}: {run.name}")
-        elif self.signals and code is None:
-            pass  # it had not started
-        elif code is None:
-            self.failures.append(f"{run.name}: {result.last}")
-            self.say(f"failed: {run.name}")
+            word = "saved"
         else:
-            where = log(self.root, run)
-            self.failures.append(f"{run.name}: {result.last} (exit code {code}, see {where})")
-            self.say(f"failed after {took}: {run.name}")
+            word, where = "failed", "" if code is None else f" (exit code {code}, see {log(self.root, run)})"
+            self.failures.append(f"{run.name}: {result.last}{where}")
+        took = "" if code is None else f" after {duration(result.seconds)}"
+        _say(f"{word}{took}: {run.name}")
 
     def _on_signal(self, number: int, _: Any) -> None:
         if not self.signals:
-            self.say("stopping: every run saves; the same command goes on later")
+            _say("stopping: every run saves; the same command continues later")
         self.signals.append(number)
+
+
+def _say(text: str) -> None:
+    print(text, flush=True)

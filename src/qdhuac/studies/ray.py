@@ -1,4 +1,4 @@
-"""Runs as tasks of a Ray cluster: Ray chooses the nodes and moves the run of a lost node to another."""
+"""Runs as tasks of a Ray cluster. Ray chooses the nodes, and retries on another node if one is lost."""
 
 from __future__ import annotations
 
@@ -15,15 +15,15 @@ from qdhuac.studies import worker
 from qdhuac.studies.catalogue import Run
 from qdhuac.studies.local import Result
 
-LOST = 100  # times that a run may lose its node
-STORE = 80 << 20  # bytes of the object store of a local Ray: orders and results are small
-TIMEOUT = 2.0  # seconds to connect
+LOST = 100  # most retries of a run that loses its node
+STORE = 80 << 20  # bytes of the object store of a local Ray; orders and results are small
+TIMEOUT = 2.0  # seconds to connect to the cluster
 PATIENCE = 120.0  # seconds for a node to answer with its versions
-PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + bytes([0, 0, 0, 4, 0, 0, 0, 0, 0])  # of HTTP/2, with empty settings
+PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + bytes([0, 0, 0, 4, 0, 0, 0, 0, 0])  # HTTP/2 with empty settings
 
 
 class Ray:
-    """The cluster that RAY_ADDRESS names, or one that is started here."""
+    """Starts runs on the Ray cluster at RAY_ADDRESS, or on a new one on this machine."""
 
     queues, poll = True, 0.5
 
@@ -35,7 +35,7 @@ class Ray:
     def _connect(self, address: str) -> None:
         options: dict[str, Any] = {"address": address, "log_to_driver": False, "logging_level": logging.ERROR}
         if address == "local":
-            os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")  # no usage reports from a Ray that is started here
+            os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")  # a new Ray sends no usage reports
             options |= {"include_dashboard": False, "object_store_memory": STORE}
         elif address != "auto":
             _check_address(address)
@@ -45,56 +45,49 @@ class Ray:
             raise UserError(f"RAY_ADDRESS={address}: {error}") from None
 
     def prepare(self, root: Path, runs: Sequence[Run], jobs: int) -> None:
-        """A run is a task with one core, one accelerator if the cluster has any, and retries after a lost node."""
-        self._compare_versions()
+        """Check the versions of all nodes. A run asks for one core, and one accelerator if the cluster has any."""
+        self._check_versions()
         self.jobs, self._root = jobs, root
-        self._stopped: set[Any] = set()
-        self._files: dict[Any, Path] = {}
         gpus = 1 if self.ray.cluster_resources().get("GPU") else 0
         again = {"max_retries": LOST, "retry_exceptions": [worker.Stopped]}
         self._work = self.ray.remote(num_cpus=1, num_gpus=gpus, **again)(worker.work)
 
-    def _compare_versions(self) -> None:
-        """Raise UserError if a node of the cluster has other versions."""
-        ours = versions()
-        ask = self.ray.remote(num_cpus=0)(worker.node)
+    def _check_versions(self) -> None:
+        """Raise UserError if a node does not answer or has other versions of qdhuac or of its packages."""
+        check = self.ray.remote(num_cpus=0)(worker.check_versions)
         strategy = self.ray.util.scheduling_strategies.NodeAffinitySchedulingStrategy
-        there = [node["NodeID"] for node in self.ray.nodes() if node["Alive"]]
-        asked = [ask.options(scheduling_strategy=strategy(node, soft=False)).remote() for node in there]
+        nodes = [strategy(node["NodeID"], soft=False) for node in self.ray.nodes() if node["Alive"]]
         try:
-            found = self.ray.get(asked, timeout=PATIENCE)
+            asked = [check.options(scheduling_strategy=node).remote(versions()) for node in nodes]
+            self.ray.get(asked, timeout=PATIENCE)
         except self.ray.exceptions.RayError as error:
-            raise UserError(f"--executor ray: a node does not answer ({_last_line(error)})") from None
-        for name, theirs in found:
-            worker.compare(name, theirs, ours)
+            raise UserError(f"--executor ray: a node cannot make the study ({_last_line(error)})") from None
 
     def begin(self, run: Run, state: str) -> Any:
-        job = self._work.remote(worker.order(self._root, run))
-        self._files[job] = worker.stop_file(self._root, run)
-        return job
+        return self._work.remote(worker.order(self._root, run)), worker.stop_file(self._root, run)
 
     def result(self, job: Any) -> Result | None:
-        if not self.ray.wait([job], timeout=0)[0]:
+        task, _ = job
+        if not self.ray.wait([task], timeout=0)[0]:
             return None
         try:
-            return self.ray.get(job)
-        except self.ray.exceptions.RayTaskError as error:
-            return Result(None, last=_last_line(error.cause or error))
+            return self.ray.get(task)
         except self.ray.exceptions.RayError as error:
             return Result(None, last=_last_line(error))
 
     def stop(self, job: Any, number: int) -> None:
-        """Let the worker's run save; the second time, kill the worker and its run."""
-        self._files[job].touch()
-        self.ray.cancel(job, force=job in self._stopped)
-        self._stopped.add(job)
+        """Let the run save. The second time, kill its worker, which ends the run."""
+        task, stop_file = job
+        again = stop_file.exists()
+        stop_file.touch()
+        self.ray.cancel(task, force=again)
 
     def close(self) -> None:
         self.ray.shutdown()
 
 
 def _check_address(address: str) -> None:
-    """Raise UserError if no Ray cluster answers at an address; Ray itself would retry for minutes."""
+    """Raise UserError if no Ray cluster answers at an address. Ray itself would retry for minutes."""
     host, _, port = address.rpartition(":")
     if not host or not port.isdecimal() or "/" in host:
         raise UserError(f"RAY_ADDRESS={address}: expected host:port of the cluster's head, or auto")
@@ -109,5 +102,6 @@ def _check_address(address: str) -> None:
 
 
 def _last_line(error: Exception) -> str:
+    error = getattr(error, "cause", None) or error  # the exception of the task itself
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
     return lines[-1] if lines else type(error).__name__

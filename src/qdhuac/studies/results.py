@@ -1,9 +1,10 @@
-"""The metrics of a study, from its runs or from the CSV file that is made of them, and its tables."""
+"""The metrics of a study, read from its runs or from the CSV file made of them, and its tables."""
 
 from __future__ import annotations
 
 import csv
 import dataclasses
+import functools
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -11,7 +12,6 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from qdhuac.config import Config
 from qdhuac.errors import UserError
 from qdhuac.store import repertoire
 from qdhuac.store.run_folder import REPERTOIRE
@@ -21,7 +21,7 @@ from qdhuac.studies.folder import FINISHED, PROBED, RUNS, look, read
 from qdhuac.tasks.robots import TASKS, robot
 
 MEASURES = {"qd_score": "QD score", "coverage": "coverage (%)", "max_fitness": "max fitness", "qd_score_auc": "QD AUC"}
-# The same of the archive that an algorithm keeps.
+# Measures of the archive that the algorithm keeps.
 KEPT = {
     "archive_size": "policies kept",
     "archive_qd_score": "their QD score",
@@ -29,7 +29,7 @@ KEPT = {
 }
 NAMES = {name: robot(name).title for name in TASKS}
 COUNTS = ("generation", "gradient_updates", "policies")  # `policies`: evaluated so far
-# Where the probe compares critic and shadow, by the prefix of its metrics.
+# The states on which the probe compares critic and shadow, by the prefix of its metrics.
 PROBES = {"probe_": "start states, whole batch", "probe_path_": "along the best agents' way"}
 Row = Mapping[str, Any]
 Rows = Sequence[Row]
@@ -37,23 +37,24 @@ Table = tuple[list[str], list[list[str]]]  # head and rows
 
 
 class Origin(NamedTuple):
-    """Where a curve comes from."""
+    """The run that a curve comes from."""
 
     config_sha256: str
     versions: str
-    folder: Path | None = None  # of the run, if it is there
+    physics: str = ""  # the engine
+    folder: Path | None = None  # None if the results come from a CSV file
 
 
 @dataclasses.dataclass(frozen=True)
 class Results:
-    """Runs that reached the study's horizon, cut off there."""
+    """The runs of a study that have reached its horizon, cut off there."""
 
     study: Study
     scale: str
     curves: dict[tuple[str, str], dict[int, Rows]]  # by task and setting, then by seed
     origins: dict[tuple[str, str, int], Origin]  # by task, setting and seed
     unfinished: list[str]  # one line for each run that is left out
-    notes: list[str]  # warnings for the reader
+    notes: list[str]  # warnings
 
     @property
     def tasks(self) -> list[str]:
@@ -65,11 +66,11 @@ class Results:
 
     @property
     def common_seeds(self) -> list[int]:
-        """Seeds that every task and setting has; statistics over all tasks use these."""
+        """Seeds that every task and setting has. Statistics over all tasks use only these."""
         return sorted(set.intersection(*(set(self.curves.get((t, s), {})) for t in self.tasks for s in self.labels)))
 
     def curve(self, task: str, label: str, measure: str, summed: bool = False) -> tuple[np.ndarray, np.ndarray]:
-        """Steps [T] and values [seeds, T] of a setting, or their cumulative sums; empty if there are none."""
+        """Steps [T] and values [seeds, T] of a setting, empty if it has no run. `summed` gives cumulative sums."""
         found = list(self.curves.get((task, label), {}).values())
         steps = np.array(sorted({row["env_steps"] for rows in found for row in rows}))
         values = []
@@ -79,7 +80,7 @@ class Results:
         return steps, np.array(values).reshape(len(found), len(steps))
 
     def mean_at(self, task: str, label: str, measure: str, when: np.ndarray) -> np.ndarray:
-        """The mean over seeds at other steps, nan where there is none. [T]"""
+        """The mean over seeds at the steps `when`, nan where there is none. [T]"""
         steps, values = self.curve(task, label, measure)
         return _at(measure, steps, values.mean(axis=0), when) if len(values) else np.full(len(when), np.nan)
 
@@ -88,26 +89,29 @@ class Results:
         return np.array([number(rows[-1], measure) for rows in self.curves.get((task, label), {}).values()])
 
     def scores(self, measure: str) -> dict[str, np.ndarray]:
-        """Last values [seeds, tasks] of the settings, of the common seeds; empty if there are none."""
+        """Last values [seeds, tasks] of each setting, for the common seeds."""
         seeds = self.common_seeds
         return {
             s: np.array([[number(self.curves[t, s][seed][-1], measure) for t in self.tasks] for seed in seeds])
-            for s in self.labels * bool(seeds)
+            for s in self.labels
         }
 
 
 def number(row: Row, name: str) -> float:
-    """A metric of a generation, coverage in per cent; nan if it is missing."""
+    """A metric of a generation, coverage in per cent. It is nan if missing."""
     value = row.get(name)
     return math.nan if value is None else 100.0 * value if name == "coverage" else float(value)
 
 
 def collect(folder: Path) -> Results:
-    """The results in a study folder. Runs that are missing, unfinished or not as planned are left out and named."""
+    """Read the results in a study folder. Runs that are missing, unfinished or not as planned are left out and named.
+
+    Raises:
+        UserError: this is not a study folder, or none of its runs has reached the horizon.
+    """
     study, scale, runs, notes = read(folder)
     root = folder.absolute().parent
     results = Results(study, scale, {}, {}, [], notes)
-    engines: dict[str, list[str]] = {}
     for run in runs:
         try:
             found = look(root, run)
@@ -115,52 +119,48 @@ def collect(folder: Path) -> Results:
             notes.append(f"left out: {error}")
             continue
         notes += found.notes
-        if found.steps < study.steps:
+        emitter = run.config.settings.emitter
+        batch = emitter.batch_size - getattr(emitter, "exploration_rollouts", 0)  # policies per generation
+        rows = cut([{**row, "policies": batch * row["generation"]} for row in found.rows], study.steps)
+        if found.steps < study.steps or not rows:
             reached = f"has {found.steps:,} of {study.steps:,} steps" if found.steps else "is missing"
+            if found.steps >= study.steps:
+                reached = f"has a first generation longer than {study.steps:,} steps"
             results.unfinished.append(f"{run.name} {reached} ({run.folder})")
             continue
         if found.state != FINISHED:
             notes.append(f"not finished, but past the horizon of this study: {run.name} ({run.folder})")
-        batch = _policies(run.config)
-        rows = cut([{**row, "policies": batch * row["generation"]} for row in found.rows], study.steps)
-        if not rows:
-            reason = f"has a first generation longer than {study.steps:,} steps"
-            results.unfinished.append(f"{run.name} {reason} ({run.folder})")
-            continue
         path = root / RUNS / run.folder
         results.curves.setdefault((run.task, run.label), {})[run.seed] = rows
-        results.origins[run.task, run.label, run.seed] = Origin(run.fingerprint, _versions(path), path)
-        engines.setdefault(found.backend, []).append(run.folder)
+        origin = Origin(run.fingerprint, _versions(path), found.backend, path)
+        results.origins[run.task, run.label, run.seed] = origin
     if not results.curves:
-        raise UserError(
-            f"{folder}: no run of the study has reached {study.steps:,} steps yet; qdhuac study {study.name}"
-        )
-    notes += _caveats(results, engines)
+        raise UserError(f"{folder}: no run has reached {study.steps:,} steps yet; run: qdhuac study {study.name}")
+    notes += _caveats(results)
     return results
 
 
-def _caveats(results: Results, engines: Mapping[str, Sequence[str]]) -> Iterator[str]:
+def _caveats(results: Results) -> Iterator[str]:
     """Caveats of a comparison."""
     first = results.study.settings[0].label
     if results.labels[0] != first:
         yield f"{first} has no run yet: comparisons are with {results.labels[0]}"
     seeds = results.common_seeds
-    if len(results.labels) > 1 and set(seeds) != {seed for *_, seed in results.origins}:
-        if seeds:
-            yield f"IQM, chances and profiles use only seeds {', '.join(map(str, seeds))}, which all settings have"
-        else:
-            yield "no IQM, chances and profiles: no seed has every task and setting"
-    versions: dict[str, list[str]] = {}
-    for origin in results.origins.values():
-        versions.setdefault(origin.versions, []).append(origin.folder.name if origin.folder else "")
-    for what, folders in (("physics", engines), ("versions", versions)):
-        if len(folders) > 1:
-            every = "; ".join(f"{name} ({len(runs)} runs, such as {runs[0]})" for name, runs in folders.items())
+    if len(results.labels) > 1 and not seeds:
+        yield "no IQM, probabilities and profiles: no seed has every task and setting"
+    elif len(results.labels) > 1 and set(seeds) != {seed for *_, seed in results.origins}:
+        yield f"IQM, probabilities and profiles use only seeds {', '.join(map(str, seeds))}, which all settings have"
+    for what in ("physics", "versions"):
+        made: dict[str, list[str]] = {}
+        for origin in results.origins.values():
+            made.setdefault(getattr(origin, what), []).append(origin.folder.name if origin.folder else "")
+        if len(made) > 1:
+            every = "; ".join(f"{name} ({len(runs)} runs, such as {runs[0]})" for name, runs in made.items())
             yield f"runs with different {what} are compared: {every}"
 
 
 def cut(rows: Rows, horizon: int) -> Rows:
-    """Rows up to the horizon. A generation that ends beyond it does not count: the values before it hold."""
+    """Rows up to the horizon. If a generation ends beyond it, a row at the horizon repeats the values before."""
     within = [row for row in rows if row["env_steps"] <= horizon]
     if not within or within[-1]["env_steps"] == horizon:
         return within
@@ -170,14 +170,14 @@ def cut(rows: Rows, horizon: int) -> Rows:
     return [*within, {**held, "env_steps": horizon, "qd_score_auc": area}]
 
 
-# Results as one CSV file: a line per generation. What all lines of a run share stands in its first one.
+# Results as one CSV file with a line for each generation. Only the first line of a run has the columns ONCE.
 
 ONCE = ("study", "scale", "config_sha256", "versions")
 RUN = ("task", "setting", "seed")
 
 
 def as_csv(results: Results) -> Table:
-    """Head and rows of every number that tables and figures show; `read_csv` is the inverse."""
+    """Head and rows with all numbers that tables and figures show. `read_csv` is the inverse."""
     names = ["generation", "env_steps", *COUNTS[1:], *MEASURES, *KEPT, "wall_s"]
     every = {name for seeds in results.curves.values() for rows in seeds.values() for row in rows for name in row}
     names += [name for name in ("probe_threshold", *PROBED) if name in every]
@@ -194,7 +194,7 @@ def as_csv(results: Results) -> Table:
 
 
 def read_csv(path: Path) -> Results:
-    """The results in a file that `qdhuac report` has written. It does not need the runs."""
+    """Read the results in a file that `qdhuac report` has written; the runs are not needed."""
     curves: dict[tuple[str, str], dict[int, Rows]] = {}
     origins = {}
     try:
@@ -210,16 +210,13 @@ def read_csv(path: Path) -> Results:
             seeds[seed] = [*seeds.get(seed, ()), row]
     except (OSError, ValueError, KeyError, IndexError) as error:
         raise UserError(f"{path}: not the CSV file of a study ({error!r})") from None
-    # Tasks and settings of the file, in its order, so that it remains readable when the catalogue changes.
+    # Tasks and settings are those of the file, so that it stays readable when the catalogue changes.
     planned = catalogue.study(name, scale)
     known = {setting.label: setting for setting in planned.settings}
     tasks, labels = (tuple(dict.fromkeys(key[i] for key in curves)) for i in (0, 1))
-    study = dataclasses.replace(
-        planned,
-        tasks=tasks,
-        settings=tuple(known.get(label, Setting(label)) for label in labels),
-        steps=max(rows[-1]["env_steps"] for seeds in curves.values() for rows in seeds.values()),
-    )
+    settings = tuple(known.get(label, Setting(label)) for label in labels)
+    steps = max(rows[-1]["env_steps"] for seeds in curves.values() for rows in seeds.values())
+    study = dataclasses.replace(planned, tasks=tasks, settings=settings, steps=steps)
     return Results(study, scale, curves, origins, [], [])
 
 
@@ -234,17 +231,8 @@ def _number(text: str) -> float | None:
 # Tables
 
 
-def summary(results: Results) -> Table:
-    """Mean and standard deviation of every measure per task and setting, and generations."""
-    return _final(results, {"generation": "generations", **MEASURES})
-
-
-def kept(results: Results) -> Table:
-    """The same of the archives that the algorithms keep."""
-    return _final(results, KEPT)
-
-
-def _final(results: Results, measures: Mapping[str, str]) -> Table:
+def final(results: Results, measures: Mapping[str, str]) -> Table:
+    """Mean and standard deviation of the measures at the last step, for every task and setting."""
     rows = []
     for task in results.tasks:
         for label in results.labels:
@@ -255,22 +243,24 @@ def _final(results: Results, measures: Mapping[str, str]) -> Table:
     return ["task", "setting", "seeds", *measures.values()], rows
 
 
+summary = functools.partial(final, measures={"generation": "generations", **MEASURES})
+kept = functools.partial(final, measures=KEPT)
+
+
 def aggregate(results: Results) -> Table:
-    """IQM over tasks of normalised scores and the chance that the reference is better."""
+    """IQM over tasks of normalised scores, and the probability that the reference is better."""
     rows = []
     for measure, title in MEASURES.items() if len(results.labels) > 1 and results.common_seeds else ():
         scores = statistics.normalised(results.scores(measure))
         for label, values in scores.items():
-            reference = scores[results.labels[0]]
-            chance = ""
-            if label != results.labels[0]:
-                chance = _with_interval(statistics.probability_of_improvement, reference, values)
-            rows.append([title, label, str(len(values)), _with_interval(statistics.iqm, values), chance])
+            pair = scores[results.labels[0]], values
+            better = "" if pair[0] is values else _with_interval(statistics.probability_of_improvement, *pair)
+            rows.append([title, label, str(len(values)), _with_interval(statistics.iqm, values), better])
     return ["measure", "setting", "seeds", "IQM [95 %]", f"P({results.labels[0]} is better) [95 %]"], rows
 
 
 def efficiency(results: Results) -> Table:
-    """Environment steps to the final mean score of each other setting: its own and the reference's."""
+    """Environment steps to the final mean of each other setting: its own steps and the reference's."""
     rows = []
     first = results.labels[0]
     for task in results.tasks:
@@ -280,9 +270,9 @@ def efficiency(results: Results) -> Table:
                     continue
                 goal, own, ours = found
                 seeds = results.curve(task, first, measure)[1]
-                there = f"{(seeds >= goal).any(axis=1).sum()} of {len(seeds)}"
-                words = (f"{ours:,.0f}", there, f"{own / ours:.2g}") if ours else ("not reached", there, "")
-                rows.append([NAMES[task], label, MEASURES[measure], short(goal), f"{own:,.0f}", *words])
+                reached = f"{(seeds >= goal).any(axis=1).sum()} of {len(seeds)}"
+                cells = (f"{ours:,.0f}", reached, f"{own / ours:.2g}") if ours else ("not reached", reached, "")
+                rows.append([NAMES[task], label, MEASURES[measure], short(goal), f"{own:,.0f}", *cells])
     head = ["task", "setting", "measure", "its final mean", "its own steps", f"{first}'s steps"]
     return [*head, f"{first}'s seeds that get there", "times fewer"], rows
 
@@ -300,7 +290,7 @@ def steps_needed(results: Results, task: str, label: str, measure: str) -> tuple
 
 
 def false_negatives(results: Results) -> Table:
-    """How often critic and shadow missed an agent above the archive's 90th percentile, over all runs."""
+    """How often critic and shadow value an agent above the archive's 90th percentile below it, over all runs."""
     rows = []
     lines = [row for seeds in results.curves.values() for rows_ in seeds.values() for row in probed(rows_)]
     for at, name in PROBES.items():
@@ -317,7 +307,7 @@ def probed(rows: Rows) -> Rows:
 
 
 def provenance(results: Results) -> Table:
-    """What each run was made with, and how long it took."""
+    """Configuration, versions and duration of each run."""
     rows = []
     for (task, label, seed), origin in results.origins.items():
         wall = f"{results.curves[task, label][seed][-1]['wall_s']:.0f}"
@@ -325,7 +315,7 @@ def provenance(results: Results) -> Table:
     return ["task", "setting", "seed", "configuration", "versions", "seconds"], rows
 
 
-# The tables that a study can have, with their titles.
+# The tables that a study can have, and their titles.
 TABLES: dict[str, tuple[Callable[[Results], Table], str]] = {
     "summary": (summary, "At the last step: mean and standard deviation over seeds"),
     "aggregate": (aggregate, "Over all tasks: scores from 0 (the lowest run of a task) to 1 (the highest)"),
@@ -336,7 +326,7 @@ TABLES: dict[str, tuple[Callable[[Results], Table], str]] = {
 
 
 def tables(results: Results) -> dict[str, Table]:
-    """The tables of a study by name, without those that have no row."""
+    """The tables of a study by name, without empty ones."""
     made = {name: TABLES[name][0](results) for name in results.study.tables}
     return {name: table for name, table in made.items() if table[1]}
 
@@ -355,21 +345,15 @@ def markdown(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
     return "\n".join(f"| {line} |" for line in lines)
 
 
-def _policies(config: Config) -> int:
-    """Policies per generation; exploring rollouts are data, not policies."""
-    emitter = config.settings.emitter
-    return emitter.batch_size - getattr(emitter, "exploration_rollouts", 0)
-
-
 def _at(measure: str, steps: Sequence[float] | np.ndarray, values: np.ndarray, when: np.ndarray) -> np.ndarray:
-    """A curve at other steps. An area grows between two generations; other metrics keep their last value."""
+    """A curve at the steps `when`. An area grows between two generations; other metrics keep their last value."""
     if measure == "qd_score_auc":
         return np.interp(when, steps, values, left=np.nan)
     return statistics.at(steps, values, when)
 
 
 def _versions(path: Path) -> str:
-    """The versions that a run was made with, from its repertoire."""
+    """The versions that a run was made with, as its repertoire names them."""
     try:
         found = repertoire.read(path / REPERTOIRE)[1]["versions"]
         return ", ".join(f"{name} {version}" for name, version in sorted(found.items()))
@@ -378,7 +362,7 @@ def _versions(path: Path) -> str:
 
 
 def _with_interval(statistic: Callable[..., np.ndarray], *scores: np.ndarray) -> str:
-    """A statistic with its interval, unless there is only one seed."""
+    """A statistic, with its interval if there are several seeds."""
     value = f"{statistic(*scores):.2f}"
     if min(map(len, scores)) < 2:
         return value

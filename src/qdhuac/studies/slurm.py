@@ -14,14 +14,14 @@ from qdhuac.studies.catalogue import Run
 from qdhuac.studies.local import Result
 from qdhuac.studies.worker import Stopped, Worker, order
 
-FOLDER = "slurm"  # of the root: scripts, submitit's own files, output of the jobs
-MINUTES = 24 * 60  # of one job
-TIMEOUTS = 100  # times that a job may run out of time
-GRACE = 180.0  # seconds
+FOLDER = "slurm"  # folder below the root: scripts, submitit's files and the output of the jobs
+MINUTES = 24 * 60  # time limit of a job
+TIMEOUTS = 100  # how often a job may run out of time
+GRACE = 180.0  # seconds that Slurm has to end a job
 
 
 class Task:
-    """The function that submitit calls, and requeues when its job has to leave its node."""
+    """The function that submitit calls, and requeues when its job has to leave the node."""
 
     def __init__(self, order: Mapping[str, Any]) -> None:
         self.order = order
@@ -32,19 +32,19 @@ class Task:
         try:
             return self._worker.run(self.order)
         except Stopped as error:
-            # Slurm is ending the job. It requeues a job only if its process does not end by itself.
+            # Slurm is ending the job. It requeues it only if the process does not end by itself.
             time.sleep(GRACE)
             return Result(None, last=str(error))
 
     def checkpoint(self) -> Any:
-        """Let the run save; returns the task to requeue."""
+        """Let the run save. Return the task to requeue."""
         if self._worker is not None:
             self._worker.stop()
         return require("submitit", "slurm").helpers.DelayedSubmission(type(self)(self.order))
 
 
 class Slurm:
-    """The Slurm cluster of this machine."""
+    """Submits runs to the Slurm cluster that this machine belongs to."""
 
     queues, poll = True, 2.0
 
@@ -74,7 +74,7 @@ class Slurm:
 
     def result(self, job: Any) -> Result | None:
         if job.job_id in self._stopped:
-            return Result(None)  # Slurm lets it save
+            return Result(None)  # Slurm sends the signal that lets it save
         if not job.done():
             return None
         try:
@@ -95,7 +95,7 @@ class Slurm:
         class Anywhere(self.submitit.SlurmExecutor):  # type: ignore[name-defined]
             @classmethod
             def affinity(cls) -> int:
-                return 1  # works without Slurm
+                return 1  # so that a dry run works without Slurm
 
         executor = Anywhere((root / FOLDER).absolute())
         executor.update_parameters(**_parameters(jobs))
@@ -104,6 +104,6 @@ class Slurm:
 
 
 def _parameters(jobs: int) -> dict[str, Any]:
-    """Of the script; `requeue` is for clusters that end a preempted job, or lose its node, without a signal."""
+    """Parameters of the script. `requeue` is for clusters that end a job without a signal, or lose its node."""
     ours = {"job_name": "qdhuac", "time": MINUTES, "cpus_per_task": 1, "array_parallelism": jobs}
     return {**ours, "additional_parameters": {"requeue": True}}

@@ -1,4 +1,4 @@
-"""One run on a node of a cluster, with the commands of the local executor: after a lost node it is resumed."""
+"""One run on a node of a cluster. It is resumed on another node if its own is lost."""
 
 from __future__ import annotations
 
@@ -19,30 +19,30 @@ from qdhuac.studies.folder import FINISHED, config_file, look
 from qdhuac.studies.local import STOPPED, Job, Result, begin, ended, log
 
 POLL = 0.2  # seconds
-PATIENCE = 600.0  # seconds to wait for a process that still has the run, perhaps on a node that was given up
+PATIENCE = 600.0  # seconds to wait for another process that still has the run
 
 
 class Stopped(Exception):
-    """A run was stopped from outside, as when a node goes down; it has saved and can be resumed elsewhere."""
+    """A run was stopped from outside, for example because its node goes down. It has saved and can be resumed."""
 
 
 def order(root: Path, run: Run) -> dict[str, Any]:
-    """The message to a node: plain values, so that other versions can read it and refuse."""
+    """The message to a node. It holds plain values, so that a node with other versions can read and refuse it."""
     return {"versions": versions(), "root": str(root.absolute()), "folder": run.folder, "label": run.label}
 
 
 def stop_file(root: Path, run: Run) -> Path:
-    """A file that asks a run to stop: Ray does not deliver every cancellation."""
+    """A file whose existence asks a run to stop, as Ray does not deliver every cancellation."""
     return log(root, run).with_suffix(".stop")
 
 
 def work(order: Mapping[str, Any], patience: float = PATIENCE) -> Result:
-    """Make a run to its end; `patience`: seconds to wait for another process that has it."""
+    """Make one run. Wait up to `patience` seconds if another process has it."""
     return Worker(patience).run(order)
 
 
 class Worker:
-    """Runs one run; `stop` may be called meanwhile, also by a signal handler."""
+    """Makes one run. A signal handler may call `stop` meanwhile."""
 
     def __init__(self, patience: float = PATIENCE) -> None:
         self._patience = patience
@@ -50,7 +50,7 @@ class Worker:
         self._asked = False
 
     def run(self, order: Mapping[str, Any]) -> Result:
-        """Start a run or resume it, in a process that ends when this one does."""
+        """Start or resume a run in a process that ends when this one does."""
         try:
             return self._run(order)
         except UserError as error:
@@ -62,7 +62,7 @@ class Worker:
         if self._job is not None:
             process = self._job.process
             process.terminate()
-            with contextlib.suppress(ChildProcessError):  # not `process.wait`: this may interrupt its poll
+            with contextlib.suppress(ChildProcessError):  # `process.wait` cannot be used: this may interrupt `poll`
                 os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOWAIT)
 
     def _run(self, order: Mapping[str, Any]) -> Result:
@@ -82,7 +82,7 @@ class Worker:
                     wanted = stop_file(root, run).exists()
                 except KeyboardInterrupt:  # how Ray cancels
                     wanted = True
-                if wanted and not self._asked:  # once: a second signal would not let it save
+                if wanted and not self._asked:  # only once: after a second signal it would not save
                     self._asked = True
                     job.process.terminate()
             result = ended(root, job)
@@ -91,35 +91,31 @@ class Worker:
         return result
 
 
-def node() -> tuple[str, dict[str, str]]:
-    """The name of this node and its versions."""
-    return platform.node(), versions()
-
-
-def compare(node: str, theirs: Mapping[str, str], ours: Mapping[str, str]) -> None:
-    """Raise UserError if a node has other versions."""
-    for name, version in ours.items():
-        if theirs.get(name) != version:
-            raise UserError(f"{node} has {name} {theirs.get(name)}, and the study is made with {version}")
+def check_versions(wanted: Mapping[str, str]) -> None:
+    """Raise UserError unless this node has these versions."""
+    found = versions()
+    for name, version in wanted.items():
+        if found.get(name) != version:
+            raise UserError(f"{platform.node()} has {name} {found.get(name)}, and the study is made with {version}")
 
 
 def _find(order: Mapping[str, Any]) -> Run:
-    """The run of an order; UserError if this node cannot run it."""
-    node, root = platform.node(), Path(order["root"])
-    compare(node, versions(), order["versions"])
-    where = config_file(root, order["folder"])
+    """The run of an order. Raise UserError if this node cannot make it."""
+    check_versions(order["versions"])
+    where = config_file(Path(order["root"]), order["folder"])
     try:
         settings = specs.from_toml(where.read_text(encoding="utf-8"), str(where))
     except OSError:
-        raise UserError(f"{node} does not see {where}; --root must be a folder that all nodes share") from None
+        message = f"{platform.node()} does not see {where}; --root must be a folder that all nodes share"
+        raise UserError(message) from None
     return Run(order["label"], settings, settings.run.env_steps)
 
 
 def _lock(out: Any, run: Run, patience: float) -> None:
     """Wait until no other process has the run.
 
-    The lock is on the log, which is also the run's standard output. So it is held as long as this process or the
-    run's lives, and a run that is still saving is not taken over.
+    The lock is on the log, which is also the standard output of the run's process. It is held until both this process
+    and the run's have ended, so that a run that is still saving is not taken over.
     """
     deadline = time.monotonic() + patience
     while True:

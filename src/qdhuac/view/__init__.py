@@ -1,1 +1,1 @@
-"""Looking at what a run has found."""
+"""Videos of individuals, and the explorer in the browser."""

@@ -1,8 +1,8 @@
-"""`qdhuac view`: a page on this machine alone, with the archive through the generations and robots that walk.
+"""`qdhuac view`: a page for this machine alone, which shows the archive through the generations and its robots.
 
-One server on one port. Each start draws a token, which is the first part of every address: `/TOKEN/page.js`. A page
-elsewhere cannot guess it, and neither can another user of this machine. What the server hands out are the constants in
-`ASSETS` and the answers of an `Explorer`: no request names a file.
+One server listens on one port. Each start draws a token, the first part of every address, as in `/TOKEN/page.js`. Other
+pages and other users of the machine cannot guess it. The server sends only the constants in `ASSETS` and the answers
+of an `Explorer`: no request names a file.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from importlib import resources
 from pathlib import Path
 from typing import Any
-from urllib.parse import parse_qs, urlsplit
+from urllib.parse import parse_qsl, urlsplit
 
 import numpy as np
 
@@ -39,10 +39,11 @@ from qdhuac.view import scene
 from qdhuac.view.trajectory import simulate
 
 HOST = "127.0.0.1"
-MAX_POINTS = 1000  # of a trace: more cannot be seen
-REMEMBERED = 8  # episodes: the page asks for the facts and the poses of each
-PATIENCE_S = 10  # a connection that sends nothing for so long is closed
-BINARY = "application/octet-stream"
+MAX_POINTS = 1000  # of a trace; more cannot be seen
+REMEMBERED = 8  # episodes, as the page asks twice for each: for its facts and for its poses
+PATIENCE_S = 10  # seconds after which a silent connection is closed
+TEXT, JSON, BINARY = "text/plain; charset=utf-8", "application/json", "application/octet-stream"
+QUESTIONS = {"archive": "generation", "individual": "id", "poses": "id", "policy": "id"}  # each with its parameter
 HEADERS = {
     "Content-Security-Policy": (
         "default-src 'none'; script-src 'self'; style-src 'self' 'unsafe-inline'; img-src 'self' data: blob:; "
@@ -50,19 +51,18 @@ HEADERS = {
     ),
     "Cross-Origin-Opener-Policy": "same-origin",
     "Cross-Origin-Resource-Policy": "same-origin",
-    "Referrer-Policy": "no-referrer",  # an address has the token in it
+    "Referrer-Policy": "no-referrer",  # addresses contain the token
     "X-Content-Type-Options": "nosniff",
     "Cache-Control": "no-store",
 }
 
 
 class Explorer:
-    """What the page asks for, from the files of a run, which may still be growing."""
+    """Answers the page from the files of a run, which may still be growing. Not thread-safe."""
 
     def __init__(self, folder: RunDir, task: Viewable) -> None:
         self.folder, self.task = folder, task
         self.settings = folder.read_config()
-        self._lock = threading.Lock()
         self._stamp: tuple[Any, ...] = ()
         self._trajectories: dict[int, Trajectory] = {}  # by id, the newest last
         self.refresh()
@@ -73,99 +73,76 @@ class Explorer:
         if stamp == self._stamp:
             return
         self.arrays, self.metadata = repertoire.find(self.folder)
-        size = self.arrays["descriptor"].shape[1]
         rows = self.folder.read_history()
         if not rows:
             raise UserError(f"{self.folder.path}: {HISTORY} is missing or empty, so there is nothing to show")
-        self.history: History = rebuild(rows, size)
+        self.history: History = rebuild(rows, self.arrays["descriptor"].shape[1])
         self.generations = rows[0]["generation"], rows[-1]["generation"]
-        self._where = {int(one): index for index, one in enumerate(self.arrays["provenance/id"])}
+        self._rows = {int(id): row for row, id in enumerate(self.arrays["provenance/id"])}
         self._stamp = stamp
 
     def run(self) -> dict[str, Any]:
-        """What the page says about the run as a whole."""
-        with self._lock:
-            self.refresh()
-            h = self.history
-            return {
-                "name": self.folder.path.absolute().name,
-                "title": f"{self.settings.algorithm} on {self.settings.task.name}",
-                "labels": descriptor_labels(self.settings.task.name, self.arrays["descriptor"].shape[1]),
-                "bounds": self.metadata["descriptor_bounds"],
-                "first": self.generations[0],
-                "last": self.generations[1],
-                "fitness": [
-                    float(h.fitness.min()),
-                    float(h.fitness.max()),
-                ],  # of the whole run
-                "operators": {int(i): self._operator(int(i)) for i in np.unique(h.operator)},
-                "best": int(self.arrays["provenance/id"][self.arrays["fitness"].argmax()]),
-                "shapes": scene.shapes(self.task.model),
-            }
-
-    def _operator(self, index: int) -> str:
-        """An operator's name as pages and tables show it."""
-        names = self.metadata.get("operators", ())
-        return specs.title(names[index]) if 0 <= index < len(names) else "unknown"
+        """Facts about the run."""
+        self.refresh()
+        h, names = self.history, self.metadata.get("operators", ())
+        numbers = np.unique(h.operator).tolist()
+        operators = {i: specs.title(names[i]) if 0 <= i < len(names) else "unknown" for i in numbers}
+        return {
+            "name": self.folder.path.absolute().name,
+            "title": f"{self.settings.algorithm} on {self.settings.task.name}",
+            "labels": descriptor_labels(self.settings.task.name, self.arrays["descriptor"].shape[1]),
+            "bounds": self.metadata["descriptor_bounds"],
+            "first": self.generations[0],
+            "last": self.generations[1],
+            "fitness": [h.fitness.min(), h.fitness.max()],  # of all individuals that were ever in the archive
+            "operators": operators,
+            "best": self.arrays["provenance/id"][self.arrays["fitness"].argmax()],
+            "shapes": scene.shapes(self.task.model),
+        }
 
     def archive(self, generation: int) -> dict[str, Any]:
-        """The individuals of the archive after a generation."""
-        with self._lock:
-            h = self.history
-            now = h.at(generation)
-            return {
-                "id": h.id[now].tolist(),
-                "fitness": h.fitness[now].tolist(),
-                "descriptor": h.descriptor[now].tolist(),
-                "operator": h.operator[now].tolist(),
-                "kept": [int(one) in self._where for one in h.id[now]],
-            }
+        """The individuals in the archive after a generation."""
+        h = self.history
+        now = h.at(generation)
+        facts = {name: getattr(h, name)[now] for name in ("id", "fitness", "descriptor", "operator")}
+        return facts | {"kept": [id in self._rows for id in h.id[now].tolist()]}
 
     def individual(self, id: int) -> dict[str, Any]:
-        """What is known about an individual, and one episode of it if its policy is stored."""
-        with self._lock:
-            h = self.history
-            line = h.lineage(id)
-            if not line:
-                raise UserError(f"id {id}: was never in this archive")
-            facts = {
-                "id": id,
-                "fitness": float(h.fitness[line[0]]),
-                "descriptor": h.descriptor[line[0]].tolist(),
-                "lineage": [
-                    {
-                        "id": int(h.id[i]),
-                        "generation": int(h.came[i]),
-                        "operator": int(h.operator[i]),
-                        "fitness": float(h.fitness[i]),
-                    }
-                    for i in line
-                ],
-                "kept": id in self._where,
-            }
-            return facts | (_traces(self._trajectory(id)) if id in self._where else {})
+        """Facts about an individual, and about one episode of it if its policy is stored."""
+        h = self.history
+        line = h.lineage(id)
+        if not line:
+            raise UserError(f"id {id}: was never in this archive")
+        ancestors = {"id": h.id, "generation": h.came, "operator": h.operator, "fitness": h.fitness}
+        facts = {
+            "id": id,
+            "fitness": h.fitness[line[0]],
+            "descriptor": h.descriptor[line[0]],
+            "lineage": [{name: column[i] for name, column in ancestors.items()} for i in line],
+            "kept": id in self._rows,
+        }
+        return facts | (_traces(self._trajectory(id)) if id in self._rows else {})
 
     def poses(self, id: int) -> bytes:
-        """Where every geom of the robot is in that episode: seconds per frame, then [frames, geoms, 7], as float32."""
-        with self._lock:
-            poses, dt = scene.poses(self.task.model, self._trajectory(id))
-            return np.float32(dt).tobytes() + np.ascontiguousarray(poses, "<f4").tobytes()
+        """Seconds per frame, then the pose of every geom in that episode [frames, geoms, 7], as float32."""
+        poses, dt = scene.poses(self.task.model, self._trajectory(id))
+        return np.float32(dt).tobytes() + np.ascontiguousarray(poses, "<f4").tobytes()
 
     def policy(self, id: int) -> bytes:
         """The genotype of an individual as a safetensors file."""
         from safetensors.numpy import save
 
-        with self._lock:
-            index = self._row(id)
-            named = {k.partition("/")[2]: v for k, v in self.arrays.items() if k.startswith("genotypes/")}
-            arrays = {k: np.ascontiguousarray(v[index]) for k, v in named.items()}
-            about = {"task": self.settings.task.name, "id": str(id), "fitness": str(self.arrays["fitness"][index])}
-            return save(arrays, about)
+        row = self._row(id)
+        named = {k.partition("/")[2]: v for k, v in self.arrays.items() if k.startswith("genotypes/")}
+        arrays = {k: np.ascontiguousarray(v[row]) for k, v in named.items()}
+        return save(
+            arrays, {"task": self.settings.task.name, "id": str(id), "fitness": str(self.arrays["fitness"][row])}
+        )
 
     def _row(self, id: int) -> int:
-        if id not in self._where:
+        if id not in self._rows:
             raise UserError(f"id {id}: its policy is not stored")
-        return self._where[id]
+        return self._rows[id]
 
     def _trajectory(self, id: int) -> Trajectory:
         row = self._row(id)
@@ -177,7 +154,7 @@ class Explorer:
 
 
 class Server(ThreadingHTTPServer):
-    """Serves one explorer on this machine alone; `address` is where it is, with the token of this start."""
+    """Serves one explorer to this machine alone, at `address`, which contains the token of this start."""
 
     allow_reuse_address = True
     daemon_threads = True
@@ -189,12 +166,13 @@ class Server(ThreadingHTTPServer):
         except OSError as error:
             raise UserError(f"--port {port}: cannot be used ({error.strerror}); name another one") from None
         self.explorer, self.token = explorer, secrets.token_urlsafe(16)
+        self.lock = threading.Lock()  # of the explorer
         self._stack = contextlib.ExitStack()
         self.hosts = tuple(f"{name}:{self.server_port}" for name in (HOST, "localhost"))
         self.address = f"http://{HOST}:{self.server_port}/{self.token}/"
 
     def open_browser(self) -> None:
-        """Open the page. Its address goes through a file of the owner alone: everyone can read a command line."""
+        """Open the page in a browser, by a file that only its owner can read, as every user can read a command line."""
         page = Path(self._stack.enter_context(tempfile.TemporaryDirectory(prefix="qdhuac-"))) / "view.html"
         page.write_text(f'<!doctype html><meta http-equiv="refresh" content="0;url={self.address}">')
         webbrowser.open(page.as_uri())
@@ -204,13 +182,13 @@ class Server(ThreadingHTTPServer):
         self._stack.close()
 
     def handle_error(self, request: Any, client_address: Any) -> None:
-        """A browser that goes away is normal; anything else is shown."""
+        """Ignore browsers that disconnect. Show any other error."""
         if not isinstance(sys.exception(), ConnectionError | TimeoutError):
             super().handle_error(request, client_address)
 
 
 class Handler(BaseHTTPRequestHandler):
-    """Answers a GET that comes from the page itself, or from a browser in which its address was opened."""
+    """Answers GET requests of the page itself, and of a browser that opens its address."""
 
     server: Server
     timeout = PATIENCE_S
@@ -218,67 +196,71 @@ class Handler(BaseHTTPRequestHandler):
 
     def do_GET(self) -> None:
         parts = urlsplit(self.path)
-        _, token, *rest = [*parts.path.split("/", 2), ""]
+        token, slash, name = parts.path.removeprefix("/").partition("/")
         if refusal := self._refusal(token):
-            self._send(403, "text/plain; charset=utf-8", refusal.encode())
-            return
-        try:
-            query = {name: values[0] for name, values in parse_qs(parts.query).items()}
-            self._send(200, *self._answer(rest[0], query))
-        except KeyError:
-            self._send(404, "text/plain; charset=utf-8", b"not found")
-        except UserError as error:
-            self._send(409, "application/json", _json({"error": str(error)}))
+            self._send(403, TEXT, refusal.encode())
+        elif not slash:
+            self._send(307, TEXT, b"", Location=f"/{self.server.token}/")
+        else:
+            try:
+                self._send(200, *self._answer(name, dict(parse_qsl(parts.query))))
+            except KeyError:
+                self._send(404, TEXT, b"not found")
+            except UserError as error:
+                self._send(409, JSON, _json({"error": str(error)}))
 
     def _refusal(self, token: str) -> str:
-        """Why a request is not answered; empty if it is."""
+        """Why a request is refused; empty if it is not."""
         repeated = [n for n in ("Host", "Origin", "Sec-Fetch-Site") if len(self.headers.get_all(n, ())) > 1]
-        if repeated or self.headers.get("Host") not in self.server.hosts:  # a name may resolve to us
+        if repeated or self.headers.get("Host") not in self.server.hosts:  # other names may resolve to this machine
             return "this explorer answers on 127.0.0.1 only"
-        if self.headers.get("Origin") not in (None, f"http://{self.headers['Host']}"):
-            return "this explorer answers no other page"
-        followed = self.headers.get("Sec-Fetch-Dest") == "document"  # a link in notes or in a web terminal
-        if self.headers.get("Sec-Fetch-Site", "none") not in ("none", "same-origin") and not followed:
+        own_origin = self.headers.get("Origin") in (None, f"http://{self.headers['Host']}")
+        followed = self.headers.get("Sec-Fetch-Dest") == "document"  # by a link in notes or in a web terminal
+        own_site = followed or self.headers.get("Sec-Fetch-Site", "none") in ("none", "same-origin")
+        if not (own_origin and own_site):
             return "this explorer answers no other page"
         if not secrets.compare_digest(token.encode(), self.server.token.encode()):
             return "wrong or missing token: open the address that qdhuac view has printed"
         return ""
 
     def _answer(self, name: str, query: dict[str, str]) -> tuple[str, bytes]:
-        """Content type and content. A KeyError: there is no such thing."""
-        explorer = self.server.explorer
+        """Content type and content. Raise KeyError if there is no such thing."""
         if name in ASSETS:
             kind, content = ASSETS[name]
             return kind, content()
-        if name == "run":
-            return "application/json", _json(explorer.run())
-        if name == "archive":
-            return "application/json", _json(explorer.archive(_number(query["generation"])))
-        if name == "individual":
-            return "application/json", _json(explorer.individual(_number(query["id"])))
-        if name == "poses":
-            return BINARY, explorer.poses(_number(query["id"]))
-        if name == "policy":
-            return BINARY, explorer.policy(_number(query["id"]))
-        raise KeyError(name)
+        explorer = self.server.explorer
+        number = None if name == "run" else _number(query[QUESTIONS[name]])
+        with self.server.lock:
+            answer = explorer.run() if number is None else getattr(explorer, name)(number)
+        return (BINARY, answer) if isinstance(answer, bytes) else (JSON, _json(answer))
 
-    def _send(self, code: int, kind: str, content: bytes) -> None:
+    def _send(self, code: int, kind: str, content: bytes, **more: str) -> None:
         self.send_response(code)
-        for name, value in {"Content-Type": kind, "Content-Length": str(len(content)), **HEADERS}.items():
+        for name, value in {"Content-Type": kind, "Content-Length": str(len(content)), **HEADERS, **more}.items():
             self.send_header(name, value)
         self.end_headers()
         self.wfile.write(content)
 
     def send_error(self, code: int, message: str | None = None, explain: str | None = None) -> None:
-        """Anything but a GET that can be read; what was sent is not repeated."""
-        self._send(code, "text/plain; charset=utf-8", b"not answered")
+        """Answer anything but a valid GET, without repeating what was sent."""
+        self._send(code, TEXT, b"not answered")
 
     def log_message(self, format: str, *args: Any) -> None:
         """Log nothing: the terminal belongs to the command."""
 
 
 def serve(task: Viewable, run: Run, port: int = 8080, *, browser: bool = True) -> None:
-    """Show a run of this task in the browser until Ctrl-C."""
+    """Show a run in the browser until Ctrl-C.
+
+    Args:
+        task: the task of the run, or one with the same policies.
+        run: the run.
+        port: port on 127.0.0.1.
+        browser: open a browser if there is a display.
+
+    Raises:
+        UserError: the genotypes are not policies of the task, or the port cannot be used.
+    """
     check_genotypes(task, repertoire.genotypes(run.archive), str(run.folder.path / REPERTOIRE))
     with Server(Explorer(run.folder, task), port) as server:
         print(f"open {server.address} in a browser; Ctrl-C ends", flush=True)
@@ -316,21 +298,20 @@ ASSETS: dict[str, tuple[str, Callable[[], bytes]]] = {
 
 
 def _traces(trajectory: Trajectory) -> dict[str, Any]:
-    step = -(-len(trajectory.reward) // MAX_POINTS)
-    starts = np.arange(0, len(trajectory.reward), step)
+    """Curves of an episode, thinned to `MAX_POINTS`. A contact at any of the steps that a point stands for counts."""
+    steps = len(trajectory.reward)
+    starts = np.arange(0, steps, -(-steps // MAX_POINTS))
     return {
-        "time": (trajectory.dt * np.arange(1, len(trajectory.reward) + 1))[::step].tolist(),
-        "reward": [float(v) if np.isfinite(v) else None for v in trajectory.reward[::step]],
-        "contacts": np.maximum.reduceat(
-            trajectory.contacts.astype(int), starts, axis=0
-        ).T.tolist(),  # at any step of those
-        "fitness_here": float(np.nan_to_num(trajectory.reward).sum()),
-        "steps": len(trajectory.reward),
+        "time": trajectory.dt * (starts + 1),
+        "reward": [float(v) if np.isfinite(v) else None for v in trajectory.reward[starts]],
+        "contacts": np.maximum.reduceat(trajectory.contacts.astype(int), starts, axis=0).T,
+        "fitness_here": np.nan_to_num(trajectory.reward).sum(),
+        "steps": steps,
     }
 
 
 def _json(value: dict[str, Any]) -> bytes:
-    return json.dumps(value, allow_nan=False).encode()
+    return json.dumps(value, allow_nan=False, default=lambda array: array.tolist()).encode()
 
 
 def _stamp(path: Any) -> tuple[int, int]:

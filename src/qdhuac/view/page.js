@@ -1,6 +1,6 @@
 import { Stage } from "./scene.js";
 
-// Text from files goes into the page as text only (textContent), never as HTML.
+// Text from files is set as textContent, never as HTML.
 const $ = (id) => document.getElementById(id);
 const COLOURS = ["#1f77b4", "#ff7f0e", "#2ca02c", "#9467bd"], CELLS = 24, LEFT = "#d9480f", RIGHT = "#1864ab";
 const config = { displaylogo: false, responsive: true, displayModeBar: false };
@@ -20,7 +20,7 @@ function element(kind, text, parent) {
   return made;
 }
 
-const plain = (text) => String(text).replace(/&/g, "&amp;").replace(/</g, "&lt;"); // plotly reads a little HTML
+const plain = (text) => String(text).replace(/&/g, "&amp;").replace(/</g, "&lt;"); // plotly interprets some HTML
 const short = (x) => Number(x).toPrecision(4);
 const operators = () => new Set([...document.querySelectorAll("#operators input:checked")].map((b) => +b.value));
 
@@ -40,21 +40,21 @@ function heatmap(x, y, fitness, low, high) {
 
 function drawArchive() {
   const wanted = operators(), [low, high] = run.bounds, size = low.length;
-  const people = shown.id.map((_, i) => i).filter((i) => wanted.has(shown.operator[i]));
-  const of = (d) => people.map((i) => shown.descriptor[i][d]);
-  const fitness = people.map((i) => shown.fitness[i]);
+  const members = shown.id.map((_, i) => i).filter((i) => wanted.has(shown.operator[i]));
+  const of = (d) => members.map((i) => shown.descriptor[i][d]);
+  const fitness = members.map((i) => shown.fitness[i]);
   const colour = (i) => ({ [chosen.left]: LEFT, [chosen.right]: RIGHT })[shown.id[i]];
   const points = (x, y, axis) => ({
-    type: "scatter", mode: "markers", x, y, xaxis: "x" + axis, yaxis: "y" + axis, customdata: people.map((i) => shown.id[i]),
-    text: people.map((i) => `id ${shown.id[i]}<br>fitness ${short(shown.fitness[i])}<br>${plain(run.operators[shown.operator[i]])}` +
-      (shown.kept[i] ? "" : "<br>policy not kept")),
-    hoverinfo: "text", marker: { size: people.map((i) => (colour(i) ? 13 : 8)), color: size === 2 ? people.map((i) => colour(i) || "#fff") : fitness,
+    type: "scatter", mode: "markers", x, y, xaxis: "x" + axis, yaxis: "y" + axis, customdata: members.map((i) => shown.id[i]),
+    text: members.map((i) => `id ${shown.id[i]}<br>fitness ${short(shown.fitness[i])}<br>${plain(run.operators[shown.operator[i]])}` +
+      (shown.kept[i] ? "" : "<br>policy not stored")),
+    hoverinfo: "text", marker: { size: members.map((i) => (colour(i) ? 13 : 8)), color: size === 2 ? members.map((i) => colour(i) || "#fff") : fitness,
       colorscale: "Viridis", cmin: run.fitness[0], cmax: run.fitness[1], showscale: size !== 2 && !axis,
-      colorbar: { title: { text: "fitness" }, thickness: 12 }, symbol: people.map((i) => (shown.kept[i] ? "circle" : "circle-open")),
-      line: { width: people.map((i) => (colour(i) ? 3 : 1)), color: people.map((i) => colour(i) || "#333") } },
+      colorbar: { title: { text: "fitness" }, thickness: 12 }, symbol: members.map((i) => (shown.kept[i] ? "circle" : "circle-open")),
+      line: { width: members.map((i) => (colour(i) ? 3 : 1)), color: members.map((i) => colour(i) || "#333") } },
   });
   const layout = { margin: { l: 50, r: 10, t: 10, b: 45 }, showlegend: false, hovermode: "closest" };
-  const margin = (d) => 0.03 * (high[d] - low[d]); // so that those on the border can be clicked
+  const margin = (d) => 0.03 * (high[d] - low[d]); // so that points on the border can be clicked
   const axis = (d) => ({ title: { text: plain(run.labels[d]) }, range: [low[d] - margin(d), high[d] + margin(d)], zeroline: false });
   let traces;
   if (size === 1) {
@@ -80,14 +80,14 @@ function drawArchive() {
     const id = event.points.map((p) => p.customdata).find((c) => c !== undefined);
     if (id !== undefined) show(document.querySelector("input[name=side]:checked").value, id);
   });
-  $("count").textContent = `${people.length} of ${shown.id.length} individuals`;
+  $("count").textContent = `${members.length} of ${shown.id.length} individuals`;
 }
 
 async function moveTo(generation) {
   $("which").textContent = `generation ${generation}`;
   const turn = ++asked;
   const answer = await ask(`archive?generation=${generation}`);
-  if (turn !== asked) return; // the slider has moved on
+  if (turn !== asked) return; // the slider has moved meanwhile
   shown = answer;
   drawArchive();
 }
@@ -127,7 +127,7 @@ async function present(side, id) {
         xaxis: { title: { text: "seconds" } }, yaxis: { title: { text: label }, ...(key === "contacts" ? { dtick: 1, range: [0.5, one.contacts.length + 0.5] } : {}) } }, config);
     }
   } else {
-    element("div", "Its policy is not kept: a run writes down the policies of its archive, and only with each checkpoint.", head).className = "soft";
+    element("div", "Its policy is not stored: each checkpoint stores the policies in the archive, and no others.", head).className = "soft";
   }
   const box = element("div", undefined, place);
   box.className = "lineage";
@@ -149,7 +149,7 @@ function clear(side) {
 }
 
 async function follow() {
-  // A run that is still training grows; whoever looks at its end goes on looking at its end.
+  // A run may still be training: if the slider is at the last generation, it follows.
   const slider = $("generation"), before = run;
   run = await ask("run");
   const atEnd = before === null || +slider.value === before.last;
@@ -185,7 +185,7 @@ function pause() {
 }
 
 function play() {
-  // From where the slider is, or from the beginning; about ten seconds whatever the length.
+  // Play from the slider's position, or from the start if it is at the end. A whole run takes about ten seconds.
   if (player !== null) return pause();
   const slider = $("generation");
   if (+slider.value >= run.last) slider.value = run.first;
@@ -198,7 +198,7 @@ function play() {
   }, 170);
 }
 
-// What went wrong stays to be read until something works again.
+// An error stays on the page until the next action succeeds.
 const guarded = (action) => (...rest) => action(...rest).then(
   () => { $("trouble").textContent = ""; },
   (error) => { $("trouble").textContent = error.message; });

@@ -1,12 +1,12 @@
-// The 3-D scene: robots that walk on the spot, side by side, while the floor moves under them. MuJoCo's z points up.
+// The 3-D scene. Robots stay in place, side by side, and the floor moves under them. As in MuJoCo, z points up.
 import {
   BoxGeometry, CanvasTexture, CapsuleGeometry, Color, CylinderGeometry, DirectionalLight, Fog, Group, HemisphereLight,
   Mesh, MeshStandardMaterial, OrbitControls, PCFShadowMap, PerspectiveCamera, PlaneGeometry, Quaternion, RepeatWrapping,
   Scene, SphereGeometry, SRGBColorSpace, WebGLRenderer,
 } from "./three.js";
 
-const GAP = 2, TILE = 1, FLOOR = 60, SKY = "#e9eef4"; // metres; a tile of the floor is two squares wide
-const ROBOT = { left: "#e8793a", right: "#3f83c9" }; // the colours of the two on the page
+const GAP = 2, TILE = 1, FLOOR = 60, SKY = "#e9eef4"; // in metres; a tile is two squares wide
+const ROBOT = { left: "#e8793a", right: "#3f83c9" }; // the colours of the two sides on the page
 
 const upright = (geometry) => geometry.rotateX(Math.PI / 2); // three.js draws capsules and cylinders along y
 const GEOMETRIES = {
@@ -34,7 +34,7 @@ function checkerboard() {
 }
 
 export class Stage {
-  // `shapes` are the robot's geoms as scene.py gives them.
+  // `shapes`: the geoms of the robot, as scene.py returns them.
   constructor(place, shapes) {
     this.place = place;
     this.shapes = shapes;
@@ -63,14 +63,14 @@ export class Stage {
     this.camera.position.set(1.4, -4.2, 1.5);
     this.controls = new OrbitControls(this.camera, this.renderer.domElement);
     this.controls.target.set(0, 0, 0.6);
-    this.controls.maxPolarAngle = 1.55; // not from below the floor
+    this.controls.maxPolarAngle = 1.55; // stay above the floor
     this.controls.maxDistance = 20;
     new ResizeObserver(() => this.resize()).observe(place);
     this.resize();
     this.renderer.setAnimationLoop((now) => this.draw(now / 1000));
   }
 
-  // `poses` is a Float32Array [frames, geoms, 7], `dt` seconds per frame.
+  // `poses`: a Float32Array [frames, geoms, 7]; `dt`: seconds per frame.
   show(side, poses, dt) {
     this.hide(side);
     const group = new Group();
@@ -83,7 +83,7 @@ export class Stage {
     }
     this.scene.add(group);
     this.robots[side] = { group, poses, dt, frames: poses.length / (7 * this.shapes.length) };
-    this.began = null; // both start again together
+    this.began = null; // restart both robots together
   }
 
   hide(side) {
@@ -115,7 +115,8 @@ export class Stage {
     this.renderer.render(this.scene, this.camera);
   }
 
-  // Moves a robot to a time of its episode, which repeats; between two frames it is in between. The first geom's place.
+  // Moves a robot to a time of its episode, which repeats, interpolating between frames. Returns the position of the
+  // first geom.
   pose({ group, poses, dt, frames }, time) {
     const at = frames > 1 ? (time / dt) % (frames - 1) : 0;
     const from = Math.floor(at), share = at - from, count = this.shapes.length, next = Math.min(from + 1, frames - 1);

@@ -1,4 +1,4 @@
-"""What the browser needs to draw a robot: the shapes of its geoms, and where they are in each frame of an episode."""
+"""What the browser needs to draw a robot: the shapes of its geoms, and their poses in each frame of an episode."""
 
 from __future__ import annotations
 
@@ -10,35 +10,24 @@ import numpy as np
 from qdhuac.tasks.base import Trajectory
 from qdhuac.view.video import every
 
-FPS = 30.0  # at most; the page moves smoothly between two frames
-SHAPES = {
-    int(mujoco.mjtGeom.mjGEOM_SPHERE): "sphere",
-    int(mujoco.mjtGeom.mjGEOM_CAPSULE): "capsule",
-    int(mujoco.mjtGeom.mjGEOM_ELLIPSOID): "ellipsoid",
-    int(mujoco.mjtGeom.mjGEOM_CYLINDER): "cylinder",
-    int(mujoco.mjtGeom.mjGEOM_BOX): "box",
-}
+FPS = 30.0  # most frames per second; the page interpolates between them
+NAMES = ("sphere", "capsule", "ellipsoid", "cylinder", "box")
+SHAPES = {int(getattr(mujoco.mjtGeom, f"mjGEOM_{name.upper()}")): name for name in NAMES}
 
 
 def drawn(model: Any) -> list[int]:
-    """The geoms that are drawn: all with a shape, unless they are transparent. The page has a floor of its own."""
+    """The geoms to draw: all with a shape that are not transparent. The page draws a floor of its own."""
     return [g for g in range(model.ngeom) if model.geom_type[g] in SHAPES and model.geom_rgba[g, 3] > 0]
 
 
 def shapes(model: Any) -> list[dict[str, Any]]:
-    """For each drawn geom its shape, MuJoCo's three sizes, and its colour (red, green, blue from 0 to 1)."""
-    return [
-        {
-            "shape": SHAPES[model.geom_type[g]],
-            "size": model.geom_size[g].tolist(),
-            "colour": model.geom_rgba[g, :3].tolist(),
-        }
-        for g in drawn(model)
-    ]
+    """The shape, MuJoCo's three sizes, and the colour (red, green, blue from 0 to 1) of each drawn geom."""
+    sizes, colours = model.geom_size.tolist(), model.geom_rgba[:, :3].tolist()
+    return [{"shape": SHAPES[model.geom_type[g]], "size": sizes[g], "colour": colours[g]} for g in drawn(model)]
 
 
 def poses(model: Any, trajectory: Trajectory) -> tuple[np.ndarray, float]:
-    """Position, then rotation as x, y, z, w, of each drawn geom [frames, geoms, 7]; and seconds per frame."""
+    """Position and rotation (x, y, z, w) of each drawn geom [frames, geoms, 7], and seconds per frame."""
     stride = every(trajectory.dt, FPS)
     qpos, geoms = trajectory.qpos[::stride], drawn(model)
     out = np.zeros((len(qpos), len(geoms), 7), np.float32)

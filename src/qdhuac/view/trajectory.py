@@ -1,4 +1,4 @@
-"""Individuals to look at: the task that shows them, and their episodes."""
+"""Episodes of individuals, for videos and for the explorer."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from qdhuac.types import Genotype
 
 
 def viewing_task(settings: Config) -> NativeLocomotion:
-    """The run's task on the C engine, whatever engine it was trained on."""
+    """The task of a run on the C engine, whichever engine it was trained on."""
     t = settings.task
     return NativeLocomotion(
         t.name, episode_length=t.episode_length, after_termination="stop", hidden=settings.policy.hidden, threads=1
@@ -20,12 +20,12 @@ def viewing_task(settings: Config) -> NativeLocomotion:
 
 
 def viewable(task: object) -> Viewable:
-    """The task, if it can show an individual."""
+    """Return the task. Raise UserError if it cannot show an individual."""
     if not isinstance(task, Viewable):
         raise UserError("task: cannot be viewed; it needs a `model` of MuJoCo and a method `episode(genotype, key)`")
     return task
 
 
 def simulate(task: Viewable, genotypes: Genotype, index: int, seed: int = 0) -> Trajectory:
-    """The individual at `index` of genotypes with leaves [N, ...]; a seed always gives the same start."""
+    """One episode of the individual at `index` of genotypes with leaves [N, ...]. The seed decides its start."""
     return task.episode(jax.tree.map(lambda x: x[index], genotypes), jax.random.key(seed))

@@ -1,7 +1,8 @@
-"""Videos of an individual: MuJoCo draws the frames, in software where there is no GPU; ffmpeg or Pillow encode them."""
+"""Videos of an individual. MuJoCo draws the frames, without a GPU in software. ffmpeg or Pillow encodes them."""
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import io
 import os
@@ -13,6 +14,7 @@ from typing import Any
 
 import numpy as np
 
+from qdhuac.environment import require
 from qdhuac.errors import RunFailed, UserError
 from qdhuac.store import repertoire
 from qdhuac.store.files import replace_file
@@ -26,23 +28,21 @@ FORMATS = (".mp4", ".gif")
 
 
 def choose_library() -> None:
-    """Settle before MuJoCo is imported with which library it draws; a UserError that names what is missing."""
+    """Choose the library that MuJoCo draws with, before MuJoCo is imported. Raise UserError if none is installed."""
     wanted = os.environ.get("MUJOCO_GL", "")
     if wanted and wanted not in LIBRARIES:
         raise UserError(f"MUJOCO_GL={wanted!r}: expected one of: {', '.join(LIBRARIES)}")
     for name in (wanted,) if wanted else ("egl", "osmesa"):
-        try:
+        with contextlib.suppress(OSError):
             ctypes.CDLL(LIBRARIES[name])
-        except OSError:
-            continue
-        os.environ["MUJOCO_GL"] = name
-        return
+            os.environ["MUJOCO_GL"] = name
+            return
     asked = f" (MUJOCO_GL={wanted} asks for {LIBRARIES[wanted]})" if wanted else ""
     raise UserError(f"no library to draw with{asked}: install {PACKAGES}")
 
 
 def check_output(path: Path) -> None:
-    """Refuse early what could not be written at the end."""
+    """Raise UserError if no video can be written to this path."""
     if path.suffix.lower() not in FORMATS:
         raise UserError(f"--output {path}: expected a name that ends in {' or '.join(FORMATS)}")
     if path.is_dir() or not path.absolute().parent.is_dir() or not os.access(path.absolute().parent, os.W_OK):
@@ -50,14 +50,14 @@ def check_output(path: Path) -> None:
 
 
 def frames(model: Any, qpos: np.ndarray, width: int, height: int) -> Iterator[np.ndarray]:
-    """A picture [height, width, 3] of each pose, from the side, with the camera following the robot."""
+    """A picture [height, width, 3] of each pose, from the side. The camera follows the robot."""
     import mujoco
 
     model.vis.global_.offwidth, model.vis.global_.offheight = width, height
     data = mujoco.MjData(model)
     try:
         renderer = mujoco.Renderer(model, height, width)
-    except Exception as error:  # which kind depends on the library
+    except Exception as error:  # its type depends on the library
         raise UserError(
             f"{os.environ.get('MUJOCO_GL')} cannot draw here ({type(error).__name__}: {error}); install {PACKAGES}"
         ) from None
@@ -76,12 +76,12 @@ def frames(model: Any, qpos: np.ndarray, width: int, height: int) -> Iterator[np
 
 
 def every(dt: float, most_fps: float) -> int:
-    """So many steps per frame that there are at most `most_fps` frames a second of simulated time."""
+    """Steps per frame, so that a second of simulated time has at most `most_fps` frames."""
     return max(1, round(1 / (dt * most_fps)))
 
 
 def gif(pictures: Iterator[np.ndarray], seconds_per_frame: float) -> bytes:
-    """An animation that repeats."""
+    """Encode an animation that repeats."""
     from PIL import Image
 
     images = [Image.fromarray(p).quantize(64) for p in pictures]
@@ -92,19 +92,14 @@ def gif(pictures: Iterator[np.ndarray], seconds_per_frame: float) -> bytes:
 
 
 def mp4(pictures: Iterator[np.ndarray], seconds_per_frame: float) -> bytes:
-    """A video that every browser plays (H.264)."""
-    try:
-        from imageio_ffmpeg import get_ffmpeg_exe
-    except ImportError:
-        raise UserError(
-            "an .mp4 needs imageio-ffmpeg, a .gif does not: make setup-view or pip install '.[view]'"
-        ) from None
+    """Encode a video that every browser plays (H.264)."""
+    ffmpeg = require("imageio_ffmpeg", "view").get_ffmpeg_exe()
     first = next(pictures)
     source = f"-f rawvideo -pix_fmt rgb24 -s {first.shape[1]}x{first.shape[0]} -r {1 / seconds_per_frame:.6f} -i -"
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "video.mp4"
         encoding = "-c:v libx264 -crf 23 -pix_fmt yuv420p -movflags +faststart"
-        command = [get_ffmpeg_exe(), "-loglevel", "error", *source.split(), *encoding.split(), str(path)]
+        command = [ffmpeg, "-loglevel", "error", *source.split(), *encoding.split(), str(path)]
         content = b"".join(picture.tobytes() for picture in (first, *pictures))
         done = subprocess.run(command, input=content, capture_output=True, check=False)
         if done.returncode:
@@ -112,21 +107,20 @@ def mp4(pictures: Iterator[np.ndarray], seconds_per_frame: float) -> bytes:
         return path.read_bytes()
 
 
-def write(path: Path, model: Any, qpos: np.ndarray, dt: float) -> None:
-    """Film the poses in the format that the file's name says."""
-    is_gif = path.suffix.lower() == ".gif"
-    stride = every(dt, 20 if is_gif else 50)
-    width, height = (320, 240) if is_gif else (640, 480)
-    encode = gif if is_gif else mp4
-    content = encode(frames(model, qpos[::stride], width, height), stride * dt)
-    try:
-        replace_file(path, content)
-    except OSError as error:
-        raise RunFailed(f"{path}: cannot be written ({error.strerror or error})") from None
-
-
 def render(task: Viewable, run: Run, policy: Policy, output: Path, seed: int = 0, seconds: float | None = None) -> str:
-    """Film one episode of a policy of the run, or its first seconds; returns how it went, in one line."""
+    """Film an episode of a policy, or its first seconds.
+
+    Args:
+        task: the task of the run, or one with the same policies.
+        run: the run.
+        policy: one of its policies.
+        output: a file that ends in .mp4 or .gif.
+        seed: of the start of the episode.
+        seconds: of simulated time; None: the whole episode.
+
+    Returns:
+        One line about the episode.
+    """
     from qdhuac.training.evaluation import check_genotypes
     from qdhuac.view.trajectory import simulate
 
@@ -134,7 +128,13 @@ def render(task: Viewable, run: Run, policy: Policy, output: Path, seed: int = 0
     check_genotypes(task, genotypes, str(run.folder.path / REPERTOIRE))
     shown = simulate(task, genotypes, policy.index, seed)
     end = None if seconds is None else round(seconds / shown.dt) + 1
-    write(output, task.model, shown.qpos[:end], shown.dt)
+    encode, fps, width, height = (gif, 20, 320, 240) if output.suffix.lower() == ".gif" else (mp4, 50, 640, 480)
+    stride = every(shown.dt, fps)
+    video = encode(frames(task.model, shown.qpos[:end:stride], width, height), stride * shown.dt)
+    try:
+        replace_file(output, video)
+    except OSError as error:
+        raise RunFailed(f"{output}: cannot be written ({error.strerror or error})") from None
     return (
         f"individual {policy.index} of {len(run)}: stored fitness {policy.fitness:.1f}, here "
         f"{shown.reward.sum():.1f} in {len(shown.reward)} steps"
