@@ -77,7 +77,7 @@ class RunConfig:
 
 @dataclasses.dataclass(frozen=True)
 class BatchConfig:
-    """How much of everything."""
+    """The size of a generation."""
 
     batch_size: int = key(10, "policies tried per generation", ge=1, le=1_000_000)
 

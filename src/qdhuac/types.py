@@ -1,4 +1,4 @@
-"""What travels round the ring: emissions, evaluations, transitions, individuals.
+"""The data that emitters, tasks, archives and learners exchange, and the protocols of archives and algorithms.
 
 Shapes in comments: ``B`` individuals in a batch, ``N`` slots of an archive, ``T`` steps of an episode,
 ``D`` descriptor dimensions. Every structure is a plain pytree (a NamedTuple of arrays).
@@ -28,7 +28,7 @@ class Transition(NamedTuple):
 
 
 class Evaluation(NamedTuple):
-    """How a batch of individuals fared. ``transitions`` may be None for tasks without a policy."""
+    """Results of a batch of individuals. ``transitions`` may be None for tasks without a policy."""
 
     fitness: Array  # [B] undiscounted return of the first episode
     descriptor: Array  # [B, D] of the first episode
@@ -80,12 +80,12 @@ class Metrics(NamedTuple):
     failures: dict[str, Array]  # how often something was not finite, by the tensor that was so first
 
     def __or__(self, other: Metrics) -> Metrics:
-        """Both; names of `other` win."""
+        """Merge two sets of metrics; names of `other` take precedence."""
         return Metrics(*(mine | theirs for mine, theirs in zip(self, other, strict=True)))
 
 
 class Told(NamedTuple):
-    """How a batch fared in the archive."""
+    """Results of adding a batch to the archive."""
 
     individuals: Individuals  # as they competed: fitness -inf where rejected, or where the rollout was data only
     slots: Array  # [B] int32 the archive's slot that each took, -1 where it took none
@@ -94,7 +94,7 @@ class Told(NamedTuple):
 
 
 class Archive(Protocol):
-    """Selects who survives. The state is an `Individuals` with a fixed number of slots."""
+    """Selects which individuals survive. The state is an `Individuals` with a fixed number of slots."""
 
     @property
     def capacity(self) -> int:
@@ -108,7 +108,7 @@ class Archive(Protocol):
 
 
 class Algorithm(Protocol):
-    """The whole ring as pure functions over one state, which has at least the fields `key` and `archive`."""
+    """An algorithm as pure functions over one state, which has at least the fields `key` and `archive`."""
 
     @property
     def operators(self) -> tuple[str, ...]:
@@ -120,7 +120,7 @@ class Algorithm(Protocol):
 
     @property
     def value_range(self) -> tuple[float, float]:
-        """Lowest and highest discounted return to expect, for warnings; nan where nobody knows."""
+        """Lowest and highest discounted return to expect, for warnings; nan if unknown."""
 
     def init(self, key: Array) -> Any:
         """The state of generation 0."""

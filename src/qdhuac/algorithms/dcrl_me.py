@@ -1,4 +1,4 @@
-"""DCRL-MAP-Elites (Faldor, Chalumeau, Flageat and Cully, 2024): PGA-ME with critic and actor told what to behave like.
+"""DCRL-MAP-Elites (Faldor, Chalumeau, Flageat and Cully, 2024): PGA-ME conditioned on a descriptor.
 
 ``Q(s, a | d)`` and ``pi(s | d)`` are TD3's networks on the observation and a wanted descriptor side by side. A rollout
 that was made for d' and behaved like d is stored as one for d', with rewards times ``exp(-|d - d'| / L)``. Wanted were:
@@ -48,7 +48,7 @@ class Conditioning:
         return actor | {"Dense_0": {"kernel": first["kernel"][:size], "bias": bias}}
 
     def relabel(self, emission: Emission, evaluation: Evaluation) -> tuple[Evaluation, Metrics]:
-        """Transitions with the wanted descriptor beside the observation, and rewards scaled by similarity."""
+        """Append the wanted descriptor to observations, and scale rewards by similarity."""
         assert emission.target is not None
         t, _ = check_transitions(Replay(1, self.policy.obs_size, self.policy.action_size).columns, evaluation)
         # What is not finite in a descriptor rejects the rollout as such; here it must not spoil the count of rows.
@@ -66,7 +66,7 @@ class Conditioning:
 
 @dataclasses.dataclass(frozen=True)
 class ConditionedChildren(Stateless):
-    """Gradient children, up the first critic asked for the parent's own descriptor."""
+    """Gradient children that ascend the first critic, conditioned on the parent's descriptor."""
 
     conditioning: Conditioning
     learner: TD3Learner
@@ -100,7 +100,7 @@ class ConditionedChildren(Stateless):
 
 @dataclasses.dataclass(frozen=True)
 class ConditionedActor(Stateless):
-    """The actor told to behave like a random elite."""
+    """The actor, conditioned on the descriptor of a random elite."""
 
     conditioning: Conditioning
     learner: TD3Learner

@@ -35,7 +35,7 @@ from qdhuac.types import (
 
 
 class State(NamedTuple):
-    """Everything a run is: one pytree, donated to each jitted step."""
+    """The state of a run as one pytree, donated to each jitted step."""
 
     key: Array
     generation: Array  # int32
@@ -201,7 +201,7 @@ class QDAlgorithm:
         return jnp.concatenate([n if p.target is None else p.target for p, n in zip(parts, nowhere, strict=True)])
 
     def _tell_emitters(self, states: tuple[Any, ...], told: Told) -> tuple[Any, ...]:
-        """Each emitter hears of its own part."""
+        """Tell each emitter the results of its own genotypes."""
         out, start = [], 0
         for (emitter, n), state in zip(self.emitters, states, strict=True):
             part = jax.tree.map(lambda x, a=start, b=start + n: x[a:b], told._replace(metrics=Metrics({}, {}, {})))
@@ -233,7 +233,7 @@ def empty_individual(genotype: Genotype, descriptor_size: int) -> Individuals:
 
 
 def screen(emission: Emission, evaluation: Evaluation, archived: Array) -> tuple[Individuals, Array, dict[str, Array]]:
-    """Failed evaluations never improve anything.
+    """Reject failed evaluations, so that they never improve anything.
 
     Returns the individuals for the archive (rejected ones and those that are not `archived` with fitness -inf), which
     rollouts may be stored [B], and how many were rejected, by the first tensor that was not finite.
@@ -263,7 +263,7 @@ def screen(emission: Emission, evaluation: Evaluation, archived: Array) -> tuple
 
 
 def check_results(descriptor_size: int, emission: Emission, evaluation: Evaluation) -> None:
-    """Refuse results that are not one for each genotype; only shapes, which are known before anything is computed."""
+    """Raise UserError for results of a wrong shape, before anything is computed."""
     size = len(emission.provenance.id)
     for name, rest in {"fitness": (), "steps": (), "descriptor": (descriptor_size,)}.items():
         _check_shape(name, getattr(evaluation, name), (size, *rest))

@@ -36,7 +36,7 @@ class QDPGState(NamedTuple):
 
 @dataclasses.dataclass(frozen=True)
 class QualityAndDiversity:
-    """The learner of both."""
+    """Two TD3 learners that share a replay buffer."""
 
     td3: TD3Learner
     novelty: NoveltyArchive
@@ -64,7 +64,7 @@ class QualityAndDiversity:
         return state._replace(quality=quality, diversity=diversity), buffer, metrics | more
 
     def observe(self, state: QDPGState, evaluation: Evaluation, told: Told, stored: Array) -> tuple[QDPGState, Metrics]:
-        """Contacts that are new go to the novelty archive."""
+        """Add new contacts to the novelty archive."""
         assert evaluation.transitions is not None
         contacts = evaluation.transitions.contacts
         assert contacts is not None

@@ -43,7 +43,7 @@ Values = Mapping[str, Any]
 
 @dataclasses.dataclass(frozen=True)
 class AlgorithmSpec:
-    """An algorithm as the rest of the package knows it."""
+    """One algorithm of the registry."""
 
     name: str
     title: str  # as figures and tables call it
@@ -57,7 +57,7 @@ class AlgorithmSpec:
 
 @dataclasses.dataclass(frozen=True)
 class ArchiveSpec:
-    """An archive as the rest of the package knows it."""
+    """One archive of the registry."""
 
     name: str
     purpose: str
@@ -67,7 +67,7 @@ class ArchiveSpec:
 
 @dataclasses.dataclass(frozen=True)
 class EmitterSpec:
-    """An emitter as figures and tables call it."""
+    """One emitter of the registry, with its title for figures and tables."""
 
     name: str
     title: str
@@ -366,7 +366,7 @@ def preset_names() -> tuple[str, ...]:
 
 
 def title(operator: str) -> str:
-    """An operator as people call it."""
+    """The title of an operator for figures and tables."""
     return EMITTERS[operator].title if operator in EMITTERS else operator
 
 

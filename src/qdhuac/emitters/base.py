@@ -49,16 +49,16 @@ class Emitter(Protocol):
 
 
 class Stateless:
-    """An emitter that remembers nothing."""
+    """Base class of emitters without state."""
 
     archived = True
 
     def init(self, key: Array) -> Any:
-        """Nothing."""
+        """Return an empty state."""
         return ()
 
     def tell(self, state: Any, mine: Told) -> Any:
-        """Nothing changes."""
+        """Return the state unchanged."""
         return state
 
 

@@ -20,7 +20,7 @@ HIGHEST = 5.0  # scaled returns stay within the support's ends, which are here u
 
 
 class Moments(NamedTuple):
-    """Of all rows so far."""
+    """Running moments of all rows so far."""
 
     rows: Array  # float32, how many
     mean: Array  # [O]
@@ -28,7 +28,7 @@ class Moments(NamedTuple):
 
 
 def init(size: int) -> Moments:
-    """Of no rows."""
+    """Moments of no rows."""
     return Moments(jnp.float32(0.0), jnp.zeros(size), jnp.zeros(size))
 
 
@@ -61,14 +61,14 @@ def fold(moments: Moments, network: Genotype) -> Genotype:
 
 
 class Returns(NamedTuple):
-    """Of the discounted returns of all stored steps so far, in raw units."""
+    """Moments of the discounted returns of all stored steps so far, in raw units."""
 
     moments: Moments  # of one number
     highest: Array  # absolute value
 
 
 def no_returns() -> Returns:
-    """Of no step."""
+    """Returns of no steps."""
     return Returns(init(1), jnp.float32(0.0))
 
 

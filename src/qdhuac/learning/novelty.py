@@ -36,7 +36,7 @@ class NoveltyArchive:
         return NoveltyState(jnp.zeros((self.capacity, self.size)), jnp.int32(0))
 
     def add(self, archive: NoveltyState, states: Array, valid: Array) -> NoveltyState:
-        """Tries the valid ones of `states` [n, D], in order."""
+        """Add those of `states` [n, D] that are valid and novel, in order."""
         near = self._nearest(archive, states, 1)[:, 0] <= self.threshold**2  # [n] too close to what is there
         wanted = valid & ~near
 

@@ -1,4 +1,4 @@
-"""Replay: a ring of rows with a sum tree of priorities (Schaul et al., 2015).
+"""Replay: a circular buffer of rows with a sum tree of priorities (Schaul et al., 2015).
 
 A transition is one row of one matrix, so a minibatch is one gather. The tree is a flat array: node 1 is the root, node
 i has children 2i and 2i + 1, the leaves are the last `leaves` entries. Parents are always recomputed from their two
@@ -36,7 +36,7 @@ class Batch(NamedTuple):
 
 @dataclasses.dataclass(frozen=True)
 class Replay:
-    """A ring of transitions with prioritised sampling; its state is a `ReplayState`.
+    """A circular buffer of transitions with prioritised sampling; its state is a `ReplayState`.
 
     Args:
         capacity: transitions kept.
@@ -93,7 +93,7 @@ class Replay:
         rows = self.pack(transitions)
         order = jnp.cumsum(valid) - 1
         count = order[-1] + 1
-        # Of a batch larger than the ring only the last `capacity` rows can stay.
+        # Of a batch larger than the buffer only the last `capacity` rows can stay.
         keep = valid & (order >= count - self.capacity)
         # An index beyond the buffer is dropped by the scatter: that is how the others stay out.
         slots = jnp.where(keep, (state.position + order) % self.capacity, self.capacity)

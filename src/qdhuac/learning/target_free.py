@@ -249,7 +249,7 @@ class TargetFreeLearner:
         return outputs[..., 0] if self.scalar else categorical.mean(jax.nn.softmax(outputs), self.atoms)
 
     def value(self, state: LearnerState, obs: Array, action: Array) -> Array:
-        """E[Z(s, a)] of the more cautious critic, evaluation mode, scaled units. [B]"""
+        """The lower E[Z(s, a)] of the critics, in evaluation mode and scaled units. [B]"""
         return jnp.min(
             jnp.stack(
                 [
