@@ -21,6 +21,8 @@ absl_logging.get_absl_handler().python_handler.stream = sys.__stderr__
 CACHE = quick.CACHE
 # Longest first, so that no worker is left with a long file at the end.
 SLOW = (
+    "test_commands.py",
+    "training/test_side_by_side.py",
     "resilience/test_short.py",
     "training/test_platforms.py",
     "studies/test_cluster.py",

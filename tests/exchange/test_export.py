@@ -215,8 +215,8 @@ def test_an_observation_of_another_size_is_refused(exported):
 @pytest.mark.parametrize(
     ("policy", "words"),
     [
-        ("3", ["--policy 3", "empty", "0 to 2"]),
-        ("-1", ["--policy -1", "empty"]),
+        ("3", ["--policy 3", "no policy 3", "0 to 2"]),
+        ("-1", ["--policy -1", "no policy -1", "0 to 2"]),
         ("id:7", ["--policy id:7", "individual 7"]),
         ("worst", ["worst", "best", "nearest"]),
         ("nearest:", ["nearest:"]),
@@ -242,7 +242,8 @@ def test_bad_folders(run_dir, tmp_path, capsys):
 
 def test_an_empty_archive_has_no_best(tmp_path):
     run = qdhuac.load(make_run(tmp_path / "run", fitness=np.full(3, -np.inf, np.float32)))
-    for text in ("best", "all", "0", "nearest:0.5"):
+    assert run.policies == []
+    for text in ("best", "0", "nearest:0.5"):
         with pytest.raises(UserError, match="empty"):
             choose(run, text)
 
