@@ -124,6 +124,9 @@ def small(words):
         skip = word in BUDGETS
     seeds = ["--seeds", "2"] if "--seeds" in options else []
     preset = [] if "--config" in options else ["--preset", "smoke"]
+    # How several devices, processes and seeds learn is tested in tests/training: here they need not compile a learner.
+    if {"--devices", "--process", "--seeds"} & set(options) and "--algorithm" not in options:
+        preset += ["--algorithm", "dns"]
     smoke = ["--scale", "smoke", "--seeds", "1"]
     more = {
         "train": [*preset, "--generations", "2", *seeds],
