@@ -170,7 +170,9 @@ class LearnerConfig:
     policy_delay: int = key(1, "critic updates per actor update", ge=1, le=1000)
     target_tau: float = key(0.0, "0: no target network; otherwise Polyak rate of one", ge=0, le=1)
     normalise_rewards: bool = key(
-        False, "divide rewards by the running spread of returns instead of reward_scale; the support is then [-5, 5]"
+        False,
+        "divide rewards by the running spread of returns instead of reward_scale; v_min, v_max (-5 and 5) and "
+        "initial_value are then in spreads",
     )
     normalise_observations: bool = key(
         False, "the actor sees observations in standard deviations from their running mean; its genotype stays plain"

@@ -10,6 +10,7 @@ from qdhuac.learning import moments
 from qdhuac.learning.policy import Policy
 from qdhuac.learning.replay import Replay
 from qdhuac.learning.target_free import TargetFreeLearner
+from qdhuac.metrics import symptoms
 from qdhuac.types import Transition
 
 
@@ -104,3 +105,12 @@ def test_a_learner_with_scaled_rewards_learns_the_same_whatever_their_unit():
     for a, b in zip(jax.tree.leaves(one.actor), jax.tree.leaves(other.actor), strict=True):
         np.testing.assert_allclose(a, b, rtol=1e-3, atol=1e-5)
     assert float(large.means["q_spread"]) == pytest.approx(1000.0 * float(metrics.means["q_spread"]), rel=1e-2)
+
+
+def test_a_support_in_scaled_units_is_not_taken_for_the_returns_to_expect():
+    """Otherwise healthy values, which metrics give in raw units, would be warned of."""
+    critic = CriticConfig(v_min=-5.0, v_max=5.0)
+    for normalise, known in ((True, False), (False, True)):
+        learner = TargetFreeLearner(Policy(1, 1), critic, LearnerConfig(normalise_rewards=normalise))
+        assert bool(symptoms({"q_mean": 140.0, "q_spread": 50.0}, *learner.value_range)) == known
+        assert float(learner.atoms[-1]) == pytest.approx(5.0 if normalise else 0.05)

@@ -14,8 +14,6 @@ import jax.numpy as jnp
 from qdhuac.types import Array, Genotype, Transition
 
 SMALLEST = 1e-3  # standard deviation below which an observation counts as constant, and is only centred
-
-
 HIGHEST = 5.0  # scaled returns stay within the support's ends, which are here unless the configuration says otherwise
 
 

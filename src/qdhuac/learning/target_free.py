@@ -7,6 +7,7 @@ batch statistics describe both (CrossQ, Bhatt et al., 2019); only the *output* o
 from __future__ import annotations
 
 import dataclasses
+import math
 from typing import Any, NamedTuple
 
 import jax
@@ -64,8 +65,9 @@ class TargetFreeLearner:
 
     @property
     def value_range(self) -> tuple[float, float]:
-        """Lowest and highest discounted return of the support."""
-        return self.critic_config.v_min, self.critic_config.v_max
+        """Lowest and highest discounted return to expect, in raw units; nan if the support is in scaled ones."""
+        c = self.critic_config
+        return (math.nan, math.nan) if self.config.normalise_rewards else (c.v_min, c.v_max)
 
     @property
     def scalar(self) -> bool:
@@ -92,8 +94,12 @@ class TargetFreeLearner:
     def atoms(self) -> Array:
         """The support, scaled like the rewards. [N]"""
         c = self.critic_config
-        scale = 1.0 if self.config.normalise_rewards else self.config.reward_scale
-        return categorical.support(c.v_min * scale, c.v_max * scale, c.atoms)
+        return categorical.support(c.v_min * self._support_scale, c.v_max * self._support_scale, c.atoms)
+
+    @property
+    def _support_scale(self) -> float:
+        """What support and initial value are multiplied by; with `normalise_rewards` they are scaled already."""
+        return 1.0 if self.config.normalise_rewards else self.config.reward_scale
 
     def scale(self, state: LearnerState) -> float | Array:
         """What rewards are multiplied by."""
@@ -305,8 +311,7 @@ class TargetFreeLearner:
         Near an end of the support the bell is narrower: cut off within 5/3 of its width it would have another mean. A
         scalar critic starts at the value itself, or in the middle.
         """
-        v, atoms = self.critic_config.initial_value, self.atoms
-        scale = 1.0 if self.config.normalise_rewards else self.config.reward_scale
+        v, atoms, scale = self.critic_config.initial_value, self.atoms, self._support_scale
         if self.scalar:
             start = jnp.mean(atoms) if v != v else v * scale
             return params | {"head": params["head"] | {"bias": jnp.full(1, start)}}
