@@ -20,11 +20,11 @@ from matplotlib.figure import Figure
 from qdhuac.algorithms import specs
 from qdhuac.report import run_figures as figures
 from qdhuac.store.run_folder import CONFIG, METRICS
-from qdhuac.tasks.robots import robot
+from qdhuac.tasks.task_file import builtin
 
 COLOURS = {"ours": "#0072b2", "qdax": "#d55e00"}  # safe for the colour-blind
 ALGORITHMS = {name: specs.algorithm(name).title for name in ("pga_me", "qd_pg")}
-TASKS = {name: robot(name).title for name in ("halfcheetah", "walker2d")}
+TASKS = {name: builtin(name).title for name in ("halfcheetah", "walker2d")}
 WHOSE = {"ours": "ours", "qdax": "QDax"}
 SETTINGS = [(a, t) for a in ALGORITHMS for t in TASKS]
 CURVES = {"max_fitness": "max fitness", "qd_score": "QD score", "coverage": "coverage"}

@@ -10,15 +10,18 @@ from __future__ import annotations
 import dataclasses
 import difflib
 import math
+import os
 import tomllib
 import types
 from collections.abc import Iterable, Mapping
+from pathlib import Path
 from typing import Any, get_args, get_type_hints
 
 import tomli_w
 
 from qdhuac.errors import UserError
 
+TASK_FOLDER = "task"  # of a run folder: copies of a task file and of what it names
 OWN = "own"  # a task of the user's, given from Python
 BACKENDS = ("auto", "native", "mjx")
 
@@ -46,6 +49,10 @@ class TaskConfig:
         "when a robot falls early: 'reset' starts it again until its steps are used up, 'stop' ends its simulation",
         choices=("reset", "stop"),
     )
+    descriptor: str = key("", "one of the descriptors of the task's file; empty: the usual one")
+    vary: bool = key(False, "each episode draws masses, friction, noise and so on as the task's file says")
+    file: str = key("", "the path of a task file, for a task that is not part of the package")
+    sha256: str = key("", "hash of that file and of those that it names; set when a run begins")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -315,6 +322,14 @@ def check_choice(name: str, value: Any, choices: Iterable[str]) -> None:
     allowed = tuple(choices)
     if value not in allowed:
         raise UserError(f"unknown {name} {value!r}; choose from: {', '.join(allowed)}")
+
+
+def with_task_file(config: Config, folder: str | os.PathLike[str]) -> Config:
+    """The configuration with the path of the copy of its task file in the folder of a run, if it has a task file."""
+    if not config.task.file:
+        return config
+    path = Path(folder) / TASK_FOLDER / Path(config.task.file).name
+    return dataclasses.replace(config, task=dataclasses.replace(config.task, file=path.as_posix()))
 
 
 def to_dict(config: Config) -> dict[str, Any]:

@@ -16,11 +16,11 @@ from qdhuac.adaptation import search as ite
 from qdhuac.adaptation.damage import damaged, parse
 from qdhuac.store.run_folder import RunDir
 from qdhuac.tasks.model import load, motor_names
-from qdhuac.tasks.native import NativeLocomotion
-from qdhuac.tasks.robots import TASKS, robot
+from qdhuac.tasks.native import NativeTask
+from qdhuac.tasks.task_file import TASKS, builtin
 
 KEY, STEPS = jax.random.key(3), 80
-LIMBS = {name: robot(name).limbs for name in TASKS}
+LIMBS = {name: builtin(name).limbs for name in TASKS}
 
 # The search
 
@@ -112,14 +112,12 @@ def task(name, damage=None):
     def change(model):
         return damaged(model, parse([damage]), LIMBS[name]) if damage else model
 
-    return NativeLocomotion(
-        name, episode_length=STEPS, after_termination="stop", hidden=(16,), threads=1, change=change
-    )
+    return NativeTask(name, episode_length=STEPS, after_termination="stop", hidden=(16,), threads=1, change=change)
 
 
 @functools.cache
 def healthy(name):
-    return load(robot(name))
+    return load(builtin(name))
 
 
 def changes(name, *damages):

@@ -14,8 +14,8 @@ import pytest
 from playwright.sync_api import expect, sync_playwright
 
 from qdhuac.store.run_folder import RunDir
+from qdhuac.training.build import native_task
 from qdhuac.view import explorer
-from qdhuac.view.trajectory import viewing_task
 
 CLI = [sys.executable, "-m", "qdhuac.cli"]
 SLOW = 120_000  # milliseconds; the machine may be busy
@@ -134,7 +134,7 @@ def test_the_file_that_opens_the_browser_leads_to_the_page(page, run, monkeypatc
     opened = []
     monkeypatch.setattr("webbrowser.open", opened.append)
     with explorer.Server(
-        explorer.Explorer(RunDir.open(run), viewing_task(RunDir.open(run).read_config())), 0
+        explorer.Explorer(RunDir.open(run), native_task(RunDir.open(run).read_config(), threads=1)), 0
     ) as server:
         threading.Thread(target=server.serve_forever, daemon=True).start()
         server.open_browser()

@@ -15,7 +15,7 @@ import pytest
 from qdhuac import __version__, cli, config
 from qdhuac.algorithms import specs
 from qdhuac.store.run_folder import RunDir
-from qdhuac.tasks.robots import TASKS
+from qdhuac.tasks.task_file import TASKS
 
 TRAIN = ["train", "--algorithm", "dns", "--preset", "smoke"]
 

@@ -61,7 +61,7 @@ class LineTask:
                 features=lambda state: jnp.stack([state.x < 0.0, state.x > 0.5]).astype(jnp.float32),
                 describe=share_of_steps,
                 episode_length=STEPS,
-                store_features=contacts,
+                contacts=(lambda features: features) if contacts else None,
             )
 
         self.evaluate = evaluate

@@ -11,8 +11,9 @@ import pytest
 
 from qdhuac.environment import quiet_imports
 from qdhuac.errors import UserError
-from qdhuac.tasks.mjx import MjxLocomotion
-from qdhuac.tasks.native import NativeLocomotion
+from qdhuac.tasks.mjx import MjxTask
+from qdhuac.tasks.mujoco_task import Start
+from qdhuac.tasks.native import NativeTask
 from qdhuac.types import Exploration
 
 with quiet_imports():
@@ -33,7 +34,7 @@ KEY = jax.random.key(3)
 
 @functools.cache
 def task(name, after_termination="reset", threads=None, length=LENGTH):
-    return NativeLocomotion(
+    return NativeTask(
         name, episode_length=length, after_termination=after_termination, hidden=(16, 16), threads=threads
     )
 
@@ -112,7 +113,7 @@ def test_stop_simulates_the_first_episode_only():
 @pytest.mark.parametrize("mode", ["reset", "stop"])
 def test_stored_contacts_are_what_the_descriptor_is_made_of(mode):
     options = {"episode_length": LENGTH, "after_termination": mode, "hidden": (16, 16), "store_contacts": True}
-    out = jax.tree.map(np.asarray, NativeLocomotion("walker2d", **options).evaluate(policies("walker2d"), KEY))
+    out = jax.tree.map(np.asarray, NativeTask("walker2d", **options).evaluate(policies("walker2d"), KEY))
     contacts, died = out.transitions.contacts, out.transitions.terminal == 1
     assert contacts.shape == (BATCH, LENGTH, 2)
     assert set(np.unique(contacts)) == {0.0, 1.0}
@@ -121,9 +122,9 @@ def test_stored_contacts_are_what_the_descriptor_is_made_of(mode):
     np.testing.assert_allclose(out.descriptor, shares, rtol=1e-6)
     assert (contacts[~out.valid] == 0).all()
     # MJX promises the same; only its shapes are looked at, because it would take long to compile.
-    mjx = jax.eval_shape(MjxLocomotion("walker2d", **options).evaluate, policies("walker2d"), KEY, None)
+    mjx = jax.eval_shape(MjxTask("walker2d", **options).evaluate, policies("walker2d"), KEY, None)
     assert mjx.transitions.contacts.shape == contacts.shape
-    for kind in (NativeLocomotion, MjxLocomotion):
+    for kind in (NativeTask, MjxTask):
         with pytest.raises(UserError, match=r"ant_omni.*contacts"):
             kind("ant_omni", store_contacts=True)
 
@@ -156,8 +157,10 @@ def test_actions_are_those_of_the_policies_and_only_active_rollouts_explore():
 
 
 def test_an_unstable_simulation_is_rejected_without_a_message(monkeypatch, capfd):
-    chosen = NativeLocomotion("halfcheetah", episode_length=20, hidden=(16, 16))
-    monkeypatch.setattr(chosen, "start", lambda key: (jnp.zeros(9), jnp.full(9, 1e12)))
+    chosen = NativeTask("halfcheetah", episode_length=20, hidden=(16, 16))
+    monkeypatch.setattr(
+        chosen, "start", lambda key: Start(jnp.zeros(9), jnp.full(9, 1e12), jnp.zeros(0), jnp.uint32(0))
+    )
     out = chosen.evaluate(policies("halfcheetah"), KEY)
     assert not np.isfinite(out.fitness).any()
     assert not np.isfinite(out.transitions.next_obs).all()
@@ -168,8 +171,8 @@ def test_an_unstable_simulation_is_rejected_without_a_message(monkeypatch, capfd
 def test_an_evaluation_prints_nothing_and_leaves_no_file(tmp_path):
     code = """
 import jax, jax.numpy as jnp
-from qdhuac.tasks.native import NativeLocomotion
-task = NativeLocomotion("halfcheetah", episode_length=5, hidden=(8,))
+from qdhuac.tasks.native import NativeTask
+task = NativeTask("halfcheetah", episode_length=5, hidden=(8,))
 genotypes = jax.vmap(task.policy.init)(jax.random.split(jax.random.key(0), 3))
 broken = jax.tree.map(lambda x: x * jnp.nan, genotypes)
 assert jnp.isfinite(task.evaluate(genotypes, jax.random.key(0)).fitness).all()

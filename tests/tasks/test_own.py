@@ -8,7 +8,7 @@ from reach import ReachTask
 
 import qdhuac
 from qdhuac.errors import UserError
-from qdhuac.tasks import NativeLocomotion
+from qdhuac.tasks import NativeTask
 from qdhuac.view import explorer
 from qdhuac.view.trajectory import simulate, viewable
 
@@ -48,7 +48,7 @@ def test_a_task_without_a_model_cannot_be_viewed(run_dir, tmp_path):
 
 
 def test_a_task_with_a_model_is_shown(tmp_path):
-    task = NativeLocomotion("hopper", episode_length=10, after_termination="stop", hidden=(8,))
+    task = NativeTask("hopper", episode_length=10, after_termination="stop", hidden=(8,))
     run = qdhuac.train(task, tmp_path / "run", algorithm="dns", preset="smoke", settings=SETTINGS)
     shown = explorer.Explorer(run.folder, viewable(task))
     facts = shown.individual(run.best.id)

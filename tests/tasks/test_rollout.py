@@ -13,7 +13,7 @@ from jax.sharding import AbstractMesh, AxisType
 from qdhuac import sharding as devices
 from qdhuac.algorithms.engine import screen
 from qdhuac.errors import UserError
-from qdhuac.tasks.rollout import final_value, rollout, share_of_steps
+from qdhuac.tasks.rollout import rollout, share_of_steps
 from qdhuac.types import Emission, Exploration, Provenance
 
 LIVES = (3, 0, 9, 5)  # 0 never dies, 9 outlives the time limit
@@ -28,6 +28,11 @@ PLAIN = fakes.Counter()
 def plain(mode):
     """The rollout that most tests use, made once."""
     return run(mode)
+
+
+def final_value(features, living):
+    """The features at the end of the first episode."""
+    return features[jnp.sum(living) - 1]
 
 
 def run(mode="reset", *, lives=LIVES, env=PLAIN, describe=final_value, exploration=None, key=KEY, **options):
@@ -111,7 +116,7 @@ def test_nan_after_the_end_of_an_episode_is_ignored():
 @pytest.mark.parametrize("mode", ["reset", "stop"])
 def test_features_are_stored_with_the_step_that_led_to_them_for_those_who_ask(mode):
     assert plain(mode).transitions.contacts is None
-    rows = run(mode, store_features=True).transitions
+    rows = run(mode, contacts=lambda features: features).transitions
     np.testing.assert_array_equal(rows.contacts[..., 0], rows.next_obs[..., 0])
     np.testing.assert_array_equal(rows.contacts[..., 1], rows.next_obs[..., 0] % 2)
 

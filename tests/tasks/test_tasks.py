@@ -1,6 +1,7 @@
 """The robots: task files, sizes, feet, silence, and the same episodes on both engines. Each compiles once on MJX."""
 
 import functools
+import shutil
 import subprocess
 import sys
 import warnings
@@ -14,11 +15,11 @@ from scipy.stats import ks_2samp
 
 from qdhuac.environment import quiet_imports, quiet_models
 from qdhuac.errors import UserError
-from qdhuac.tasks import engine, robots
+from qdhuac.tasks import engine, task_file
 from qdhuac.tasks.engine import Simulation
-from qdhuac.tasks.mjx import MjxLocomotion
-from qdhuac.tasks.model import geom_ids, load, tables
-from qdhuac.tasks.native import NativeLocomotion
+from qdhuac.tasks.mjx import MjxTask
+from qdhuac.tasks.model import geom_ids
+from qdhuac.tasks.native import NativeTask
 
 SIZES = {  # observation, action, descriptor
     "hopper": (11, 3, 1),
@@ -33,12 +34,12 @@ MANY = 10  # batches for statistics
 
 @functools.cache
 def mjx(name):
-    return MjxLocomotion(name, episode_length=LENGTH, hidden=(16, 16))
+    return MjxTask(name, episode_length=LENGTH, hidden=(16, 16))
 
 
 @functools.cache
 def native(name):
-    return NativeLocomotion(name, episode_length=LENGTH, hidden=(16, 16))
+    return NativeTask(name, episode_length=LENGTH, hidden=(16, 16))
 
 
 @functools.cache
@@ -65,26 +66,27 @@ def test_no_step_of_an_omni_task_lowers_the_qd_score():
     for name in ("ant_omni", "humanoid_omni"):
         task = native(name)
         wildest = np.ones(task.policy.action_size)
-        assert min(task.reward(gain, wildest) for gain in (-1.0, 0.0, 1.0)) + task.spec.reward_offset >= 0
+        assert task.reward(np.zeros(2), np.zeros(0), wildest, wildest) + task.spec.reward_offset >= 0
 
 
 def written(folder, old, new, name="hopper"):
     """A copy of a task of the package with one thing in it replaced."""
-    text = (robots.FOLDER / f"{name}.toml").read_text()
-    assert old in text
+    for file in (f"{name}.toml", f"{name}.xml", "scene.xml"):
+        shutil.copy(task_file.FOLDER / file, folder)
     path = folder / f"{name}.toml"
-    path.write_text(text.replace(old, new, 1).replace('model = "', f'model = "{robots.FOLDER}/'))
+    text = path.read_text()
+    assert old in text
+    path.write_text(text.replace(old, new, 1))
     return path
 
 
 def tables_of(path):
-    robot = robots.read(path)
-    return tables(robot, load(robot))
+    return NativeTask(path, hidden=(4,)).tables
 
 
-def test_a_robot_can_be_read_from_any_file(tmp_path):
-    path = written(tmp_path, "forward = 1.0", "forward = 2.0")
-    assert robots.read(path).reward.forward == 2.0
+def test_a_task_can_be_read_from_any_file(tmp_path):
+    path = written(tmp_path, '{ term = "alive" }', '{ term = "alive", weight = 2.0 }')
+    assert task_file.read(path).reward[1].weight == 2.0
     assert tables_of(path).observed.shape == (11, 2)
 
 
@@ -96,17 +98,41 @@ def test_a_robot_can_be_read_from_any_file(tmp_path):
         ("frames = 4\n", "", ["frames: missing"]),
         ("frames = 4", "frames = ", ["not valid TOML"]),
         ("frames = 4", "base = '../ant.toml'", ["base", "in the same folder"]),
-        ("alive = 1.0", "alive = true", ["reward: alive", "a number"]),
-        ("alive = 1.0", "upright = 1.0", ["reward: unknown key 'upright'", "alive"]),
+        ('"alive" }', '"alive", weight = true }', ["reward: 1: weight", "a finite number"]),
+        ('"alive" }', '"alive", weight = inf }', ["reward: 1: weight", "a finite number", "inf"]),
+        ('"alive" }', '"alive", wight = 1.0 }', ["reward: 1: unknown key 'wight'", "did you mean 'weight'"]),
+        ('"alive" }', '"lively" }', ["reward: 1: term", "'alive'", "'lively'"]),
+        ('"alive" }', '"distance", body = "torso" }', ["reward: 1: distance: point: expected 3 numbers"]),
+        ('"alive" }', '"force", sensor = "touch" }', ["reward: 1: force: sensor 'touch'", "none with a name"]),
+        ('"velocity", body = "torso", axis = "x"', '"velocity", body = "torso"', ["velocity", "one number", "axis"]),
         ('"uniform"', '"even"', ["reset: velocity", "'uniform', 'normal'", "'even'"]),
         ("limit = 10.0", "limits = 10.0", ["observation: 2", "unknown key 'limits'"]),
         ("[-200.0, 1000.0]", "[0.0]", ["support"]),
-        ('"foot_geom"', '"paw"', ["geom 'paw'", "foot_geom"]),
-        ('field = "qvel"', 'field = "speed"', ["field 'speed'", "qvel"]),
-        ('"rooty"', '"hip"', ["joint 'hip'", "thigh_joint"]),
-        ('body = "torso"', 'body = "trunk"', ["body 'trunk'", "torso"]),
-        ('axis = "z" }', 'axis = "" }', ["xpos", "an axis"]),
+        ('"foot_geom"', '"foot_geo"', ["geom 'foot_geo'", "did you mean 'foot_geom'"]),
+        ('"foot_geom"', '"floor"', ["geom 'floor'", "a foot must be a sphere, capsule"]),
+        ('field = "qvel"', 'field = "speed"', ["observation: 2", "field 'speed'", "qvel"]),
+        ('"rooty"', '"hip"', ["healthy: 1", "joint 'hip'", "thigh_joint"]),
+        ('body = "torso"', 'body = "trunk"', ["observation: 0", "body 'trunk'", "torso"]),
+        ('body = "torso"', 'body = "torso", joint = "rooty"', ["one of body, joint", "got body and joint"]),
+        ('"qpos", skip = 2 }', '"qpos", skip = 6 }', ["observation: 1", "skip=6", "there are 6 numbers"]),
+        ('"qpos", skip = 2 }', '"qpos", count = 7 }', ["observation: 1", "count=7", "out of range"]),
+        ("low = 0.7 }", "low = 0.7, high = 0.6 }", ["healthy: 0", "a low below a high"]),
+        ("low = 0.7, high = 1.5", "low = 1.5, high = 1.5", ["descriptors: posture: 0", "a finite low below"]),
+        (
+            'kind = "mean", body',
+            'kind = "mean", geom = "foot_geom", low = 0.0 }, { kind = "mean", body',
+            ["posture: 0"],
+        ),
         ("hopper.xml", "nothing.xml", ["nothing.xml"]),
+        ("hopper.xml", "../hopper.xml", ["model='../hopper.xml'", "in the folder of the file"]),
+        ("hopper.xml", "scene.xml", ["scene.xml", "no actuators"]),
+        ("frames = 4", "frames = 4\nactions = { kind = 'position', scale = [1.0] }", ["scale: expected 3 numbers"]),
+        ("frames = 4", "frames = 4\nactions = { pose = [1.0] }", ["pose: expected 3 numbers"]),
+        ("frames = 4", "frames = 4\nactions = { delay = -1 }", ["delay", "0 to 100"]),
+        ("frames = 4", "frames = 4\nvariation = { mass = [0.0, 1.0] }", ["mass", "above 0"]),
+        ("frames = 4", "frames = 4\ndescriptor = 'speed'", ["descriptor='speed'", "is not in descriptors"]),
+        ("noise = 0.005", "noise = 0.005, keyframe = 'home'", ["keyframe 'home'", "none with a name"]),
+        ("noise = 0.005", "noise = 0.005, pose = [0.0]", ["pose: expected 6 numbers"]),
     ],
 )
 def test_a_mistake_in_a_file_is_named(tmp_path, old, new, words):
@@ -116,13 +142,18 @@ def test_a_mistake_in_a_file_is_named(tmp_path, old, new, words):
     assert all(word in str(refusal.value) for word in words), refusal.value
 
 
-@pytest.mark.parametrize("kind", [NativeLocomotion, MjxLocomotion])
+@pytest.mark.parametrize("kind", [NativeTask, MjxTask])
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ({"name": "hoper"}, "unknown task 'hoper'; choose from: ant, "),
-        ({"name": "ant", "after_termination": "loop"}, "unknown after_termination 'loop'; choose from: reset, stop"),
-        ({"name": "ant", "episode_length": 0}, "episode_length=0: must be at least 1"),
+        ({"task": "hoper"}, "unknown task 'hoper'; choose from: ant, "),
+        ({"task": "hoper.toml"}, "hoper.toml: no such task file"),
+        (
+            {"task": "ant", "after_termination": "loop"},
+            "unknown after_termination 'loop'; choose from: reset, stop",
+        ),
+        ({"task": "ant", "episode_length": 0}, "episode_length=0: must be at least 1"),
+        ({"task": "ant", "descriptor": "speed"}, "unknown task.descriptor 'speed'; choose from: feet, position"),
     ],
 )
 def test_bad_arguments_are_refused(kind, arguments, message):
@@ -149,12 +180,12 @@ def test_feet_touch_the_floor_when_they_do(name):
         poses[2:, 3:7] += rng.uniform(-0.4, 0.4, (24, 4))
         poses[:, 3:7] /= np.linalg.norm(poses[:, 3:7], axis=1, keepdims=True)
 
-    heights = np.zeros((26, len(task.robot.feet)))
+    heights = np.zeros((26, len(task.plan.feet)))
     distances = np.zeros_like(heights)
     for pose, height, distance in zip(poses, heights, distances, strict=True):
         engine.restart(sim.addresses, sim.fields, pose, np.zeros(model.nv))
         engine.measure(task.tables, sim.fields, height)
-        distance[:] = [floor_distance(model, sim.data, foot) for foot in task.robot.feet]
+        distance[:] = [floor_distance(model, sim.data, foot) for foot in task.plan.feet]
     assert (heights[0] > 0).all()
     assert (heights[1] < 0).all()
     # MuJoCo is the judge of each pose; a foot within 0.1 mm of the floor may be called either way.
@@ -196,7 +227,7 @@ def test_random_policies_differ_in_fitness_and_descriptor(name):
 @pytest.mark.parametrize("name", SIZES)
 def test_a_key_begins_the_same_episodes_on_both_engines(name):
     ours, theirs = native(name), mjx(name)
-    assert (ours.policy, ours.robot) == (theirs.policy, theirs.robot)
+    assert (ours.policy, ours.file) == (theirs.policy, theirs.file)
     genotypes = jax.vmap(ours.policy.init)(jax.random.split(jax.random.key(0), BATCH))
     mine = ours.evaluate(genotypes, jax.random.key(1)).transitions
     for my, its in zip(*map(jax.tree.leaves, (mine, evaluated(name).transitions)), strict=True):
@@ -250,7 +281,7 @@ def test_the_final_position_is_clipped_and_that_of_an_unstable_simulation_is_nan
 
 
 def test_an_omni_task_traces_on_mjx():
-    chosen = MjxLocomotion("ant_omni", episode_length=LENGTH, hidden=(16, 16), after_termination="stop")
+    chosen = MjxTask("ant_omni", episode_length=LENGTH, hidden=(16, 16), after_termination="stop")
     genotypes = jax.eval_shape(jax.vmap(chosen.policy.init), jax.random.split(jax.random.key(0), BATCH))
     assert jax.eval_shape(chosen.evaluate, genotypes, jax.random.key(0)).descriptor.shape == (BATCH, 2)
 
@@ -258,8 +289,8 @@ def test_an_omni_task_traces_on_mjx():
 def test_building_a_task_prints_nothing_and_leaves_no_file(tmp_path):
     code = """
 import jax
-from qdhuac.tasks.mjx import MjxLocomotion
-task = MjxLocomotion("halfcheetah", episode_length=5)
+from qdhuac.tasks.mjx import MjxTask
+task = MjxTask("halfcheetah", episode_length=5)
 jax.eval_shape(lambda k: task.evaluate(jax.vmap(task.policy.init)(k[None]), k), jax.random.key(0))
 """
     done = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True, timeout=120)

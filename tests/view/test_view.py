@@ -21,14 +21,14 @@ from qdhuac.cli.view import newest
 from qdhuac.errors import UserError
 from qdhuac.store import repertoire
 from qdhuac.store.run_folder import RunDir
-from qdhuac.tasks.native import NativeLocomotion
+from qdhuac.tasks.native import NativeTask
 from qdhuac.view import explorer, scene, video
 from qdhuac.view.trajectory import Trajectory, simulate
 
 
 @pytest.fixture(scope="module")
 def walker():
-    return NativeLocomotion("walker2d", episode_length=40, hidden=(8,), after_termination="stop", threads=1)
+    return NativeTask("walker2d", episode_length=40, hidden=(8,), after_termination="stop", threads=1)
 
 
 def test_the_shown_episode_is_the_evaluated_one(walker):

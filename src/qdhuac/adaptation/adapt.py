@@ -15,23 +15,16 @@ from qdhuac.config import Config
 from qdhuac.store import repertoire
 from qdhuac.store.run import Run
 from qdhuac.store.run_folder import REPERTOIRE
-from qdhuac.tasks.native import NativeLocomotion
-from qdhuac.tasks.robots import robot
+from qdhuac.tasks.bundle import facts
+from qdhuac.tasks.native import NativeTask
+from qdhuac.training.build import native_task
 from qdhuac.training.evaluation import check_genotypes
 
 
-def damaged_task(settings: Config, damages: Sequence[Damage], threads: int | None = None) -> NativeLocomotion:
+def damaged_task(settings: Config, damages: Sequence[Damage], threads: int | None = None) -> NativeTask:
     """The task of a run with damage, on the C engine, whichever engine it was trained on."""
-    t = settings.task
-    limbs = robot(t.name).limbs
-    return NativeLocomotion(
-        t.name,
-        episode_length=t.episode_length,
-        after_termination="stop",
-        hidden=settings.policy.hidden,
-        threads=threads,
-        change=lambda model: damaged(model, damages, limbs),
-    )
+    limbs = facts(settings).limbs
+    return native_task(settings, threads=threads, change=lambda model: damaged(model, damages, limbs))
 
 
 def unit_descriptors(run: Run) -> np.ndarray:

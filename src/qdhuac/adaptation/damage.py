@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 from qdhuac.environment import quiet_imports
 from qdhuac.errors import UserError
-from qdhuac.tasks.robots import Limbs
+from qdhuac.tasks.task_file import Limbs
 
 BLOCKED, MASS, FRICTION = "blocked", "mass:", "friction"
 GRAMMAR = "expected PART=FACTOR, PART=blocked, mass:BODY=FACTOR or friction=FACTOR"

@@ -6,6 +6,8 @@ them to the archive by true fitness, store their transitions, then learn for UTD
 
 from __future__ import annotations
 
+import math
+
 from qdhuac.algorithms.engine import QDAlgorithm
 from qdhuac.algorithms.specs import QDHUACSettings, TargetFreeSettings
 from qdhuac.emitters.actor import ExploringActor
@@ -15,7 +17,7 @@ from qdhuac.errors import UserError
 from qdhuac.learning.moments import HIGHEST
 from qdhuac.learning.replay import Replay
 from qdhuac.learning.target_free import TargetFreeLearner
-from qdhuac.tasks.base import Task, policy_of, support_of
+from qdhuac.tasks.base import Task, policy_of
 from qdhuac.types import Archive
 
 
@@ -42,7 +44,12 @@ def build(s: QDHUACSettings, task: Task, archive: Archive) -> QDAlgorithm:
 def target_free(s: TargetFreeSettings, task: Task, slots: int) -> tuple[TargetFreeLearner, Replay]:
     """The learner, which may have a probe of an archive with so many slots, and its replay buffer."""
     policy = policy_of(task)
-    critic = s.critic.on_support(*((-HIGHEST, HIGHEST) if s.learner.normalise_rewards else support_of(task)))
+    critic = s.critic.on_support(*((-HIGHEST, HIGHEST) if s.learner.normalise_rewards else task.spec.support))
+    if math.isnan(critic.v_min + critic.v_max):
+        raise UserError(
+            "critic.v_min, critic.v_max: missing, and the task has no support; give the range of discounted returns to "
+            "expect, or set learner.normalise_rewards=true"
+        )
     if not critic.v_min < critic.v_max:
         raise UserError(f"critic.v_min={critic.v_min:g}: must be below critic.v_max={critic.v_max:g}")
     learner = TargetFreeLearner(policy, critic, s.learner, slots)

@@ -12,6 +12,7 @@ import importlib
 import sys
 import tomllib
 from collections.abc import Callable, Mapping
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from qdhuac import config as configuration
@@ -33,7 +34,7 @@ from qdhuac.config import (
     require,
 )
 from qdhuac.errors import UserError
-from qdhuac.tasks.robots import TASKS, robot
+from qdhuac.tasks.task_file import TASKS, builtin
 
 if TYPE_CHECKING:
     from qdhuac.tasks.base import Task
@@ -237,9 +238,9 @@ def _check_qd_pg(config: Config) -> None:
         "priority, must be 0",
     )
     require(
-        task not in TASKS or not robot(task).omni,
+        config.task.file or task not in TASKS or builtin(task).has_contacts(config.task.descriptor),
         f"task.name={task!r}: algorithm qd_pg needs a task whose descriptor is foot contacts; choose from: "
-        + ", ".join(repr(name) for name in TASKS if not robot(name).omni),
+        + ", ".join(repr(name) for name in TASKS if builtin(name).has_contacts()),
     )
     _check_learning(config)
 
@@ -429,13 +430,19 @@ def make(wanted: str | AlgorithmSpec = "qdhuac", preset: str = "laptop", overrid
     if preset not in spec.presets:
         raise UserError(f"unknown preset {preset!r} of {spec.name}; choose from: {', '.join(spec.presets)}")
     start = Config(algorithm=spec.name, preset=preset, settings=spec.settings())
-    return validate(configuration.replace(start, {**spec.presets[preset], **(overrides or {})}), spec)
+    made = configuration.replace(start, {**spec.presets[preset], **(overrides or {})})
+    if made.task.file:
+        made = configuration.replace(made, {"task.name": Path(made.task.file).stem})
+    return validate(made, spec)
 
 
 def validate(config: Config, spec: AlgorithmSpec | None = None) -> Config:
     """The configuration itself, or a UserError that names the first bad key and what is allowed."""
     configuration.check_ranges(config)
-    check_choice("task.name", config.task.name, (*TASKS, OWN))
+    if not config.task.file:
+        check_choice("task.name", config.task.name, (*TASKS, OWN))
+        if config.task.name != OWN:
+            builtin(config.task.name).dimensions(config.task.descriptor)
     if ":" not in config.archive.kind:
         check_choice("archive.kind", config.archive.kind, ARCHIVES)
     spec = spec or ALGORITHMS.get(config.algorithm)

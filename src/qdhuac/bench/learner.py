@@ -21,7 +21,7 @@ from qdhuac.config import Config
 from qdhuac.learning.policy import Policy
 from qdhuac.learning.replay import Replay
 from qdhuac.learning.target_free import TargetFreeLearner
-from qdhuac.tasks.robots import robot
+from qdhuac.tasks.task_file import builtin
 from qdhuac.types import Array
 
 OBS, ACTIONS = 17, 6  # HalfCheetah's
@@ -99,7 +99,7 @@ def flop(learner: TargetFreeLearner) -> float:
 
 def build(settings: Config) -> tuple[TargetFreeLearner, Replay]:
     """Learner and replay buffer of a run on HalfCheetah."""
-    critic = settings.settings.critic.on_support(*robot("halfcheetah").support)
+    critic = settings.settings.critic.on_support(*builtin("halfcheetah").support)
     learner = TargetFreeLearner(Policy(OBS, ACTIONS, settings.policy.hidden), critic, settings.settings.learner)
     return learner, Replay.of(settings.settings.replay, OBS, ACTIONS)
 

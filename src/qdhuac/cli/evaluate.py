@@ -4,7 +4,12 @@ from __future__ import annotations
 
 import argparse
 
+from qdhuac import config
 from qdhuac.cli.common import add_number, add_run_dir, add_seed, load
+from qdhuac.config import OWN
+from qdhuac.errors import UserError
+from qdhuac.tasks.bundle import facts
+from qdhuac.tasks.task_file import Variation
 
 
 def add(parser: argparse.ArgumentParser) -> None:
@@ -12,6 +17,8 @@ def add(parser: argparse.ArgumentParser) -> None:
     add_run_dir(parser)
     add_number(parser, "--episodes", "episodes per individual, default 8", high=100_000, default=8)
     add_seed(parser)
+    text = "vary masses, friction, noise and so on as the task's file says: how much of the archive survives it"
+    parser.add_argument("--vary", action="store_true", help=text)
 
 
 def run(arguments: argparse.Namespace) -> int:
@@ -24,9 +31,13 @@ def run(arguments: argparse.Namespace) -> int:
     from qdhuac.training import evaluation
     from qdhuac.training.build import build_task
 
+    if arguments.vary and (found.config.task.name == OWN or facts(found.config).variation == Variation()):
+        raise UserError("--vary: the task's file has no section variation")
     prepare_jax()
-    task = build_task(found.config)
-    print(f"evaluating {len(found)} individuals {arguments.episodes} times", flush=True)
-    print_evaluation(evaluation.evaluate(task, found, episodes=arguments.episodes, seed=arguments.seed))
+    task = build_task(config.replace(found.config, {"task.vary": True}) if arguments.vary else found.config)
+    times = f"{arguments.episodes} times{', with variation (--vary)' if arguments.vary else ''}"
+    print(f"evaluating {len(found)} individuals {times}", flush=True)
+    options = {"episodes": arguments.episodes, "seed": arguments.seed, "vary": arguments.vary}
+    print_evaluation(evaluation.evaluate(task, found, **options))
     print(f"written to {found.folder.path / EVALUATION}")
     return 0

@@ -6,7 +6,7 @@ import argparse
 import textwrap
 
 from qdhuac.algorithms import specs
-from qdhuac.tasks.robots import TASKS
+from qdhuac.tasks.task_file import TASKS, builtin
 
 WIDTH = 100
 
@@ -18,7 +18,9 @@ def add(parser: argparse.ArgumentParser) -> None:
 def run(arguments: argparse.Namespace) -> int:
     """Print a line for each."""
     sections = {
-        "tasks (--task)": TASKS,
+        "tasks (--task)": {
+            name: f"{purpose} [descriptors: {', '.join(builtin(name).descriptors)}]" for name, purpose in TASKS.items()
+        },
         "algorithms (--algorithm)": {
             spec.name: f"{spec.title}: {spec.purpose} [presets: {', '.join(spec.presets)}]"
             for spec in specs.ALGORITHMS.values()

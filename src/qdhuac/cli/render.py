@@ -36,8 +36,8 @@ def run(arguments: argparse.Namespace) -> int:
     from qdhuac.environment import prepare_jax
 
     prepare_jax()
-    from qdhuac.view.trajectory import viewing_task
+    from qdhuac.training.build import native_task
 
-    print(video.render(viewing_task(found.config), found, policy, output, arguments.seed, arguments.seconds))
+    print(video.render(native_task(found.config, threads=1), found, policy, output, arguments.seed, arguments.seconds))
     print(f"video: {output}")
     return 0

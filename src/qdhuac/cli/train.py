@@ -13,7 +13,8 @@ from qdhuac.algorithms import specs
 from qdhuac.cli.common import add_number, add_open_choice, add_training, changes, process, write_reports
 from qdhuac.config import OWN, Config
 from qdhuac.errors import UserError, reason
-from qdhuac.tasks.robots import TASKS
+from qdhuac.tasks.bundle import facts
+from qdhuac.tasks.task_file import TASKS
 
 _DEFAULT = Config()
 
@@ -21,13 +22,15 @@ _DEFAULT = Config()
 def add(parser: argparse.ArgumentParser) -> None:
     """The options of `qdhuac train`."""
     for flag, dest, default, values, more in (
-        ("--task", "task.name", _DEFAULT.task.name, TASKS, ""),
+        ("--task", "task.name", _DEFAULT.task.name, TASKS, "; or the path of a task file, NAME.toml"),
         ("--algorithm", "algorithm", _DEFAULT.algorithm, specs.ALGORITHMS, "; or package.module:NAME"),
         ("--preset", "preset", _DEFAULT.preset, specs.preset_names(), ""),
         ("--backend", "task.backend", _DEFAULT.task.backend, config.BACKENDS, " (physics engine)"),
     ):
         text = f"default {default}; one of: {', '.join(values)}{more}"
         add_open_choice(parser, flag, values, dest=dest, metavar="NAME", help=text)
+    text = "what policies should differ in: one of the descriptors of the task (qdhuac list)"
+    parser.add_argument("--descriptor", dest="task.descriptor", metavar="NAME", help=text)
     parser.add_argument("--seed", dest="run.seed", metavar="N", help="seed of everything random, default 0")
     add_number(parser, "--seeds", "train N seeds side by side in one program, from --seed on", high=1000)
     text = "start from the configuration in a file, such as that of a run folder; other options change it"
@@ -44,8 +47,9 @@ def run(arguments: argparse.Namespace) -> int:
     if arguments.help_keys:
         print(keys(settings))
         return 0
-    if settings.task.name == OWN:
+    if settings.task.name == OWN and not settings.task.file:
         raise UserError("task.name='own': is not part of qdhuac; train it from Python with qdhuac.train")
+    facts(settings).dimensions(settings.task.descriptor)  # refuses a bad task file
     together = process(arguments.process)
     if arguments.seeds is not None and (together.of > 1 or settings.run.devices > 1):
         raise UserError("--seeds: runs side by side share one device; leave out --devices and --process")
@@ -63,6 +67,8 @@ def run(arguments: argparse.Namespace) -> int:
 def configuration(arguments: argparse.Namespace) -> Config:
     """Return the configuration that the options describe."""
     overrides = changes(arguments)
+    if str(overrides.get("task.name", "")).endswith(".toml"):
+        overrides["task.file"] = overrides.pop("task.name")
     for name in ("algorithm", "preset"):
         if name in overrides:
             raise UserError(f"--set {name}: use --{name}, which also brings the values that belong to it")
@@ -86,7 +92,7 @@ def _from_file(arguments: argparse.Namespace, overrides: specs.Values) -> Config
     if arguments.preset is not None:
         raise UserError("--preset: a file given with --config has the values of its preset; leave out one of them")
     outside = _outside(arguments)
-    found = specs.from_toml(text, f"--config {path}", outside)
+    found = config.with_task_file(specs.from_toml(text, f"--config {path}", outside), Path(path).parent)
     if arguments.algorithm not in (None, found.algorithm):
         raise UserError(f"--algorithm {arguments.algorithm}: {path} is of algorithm {found.algorithm}; leave it out")
     for flag, name, given in (

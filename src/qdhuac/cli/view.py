@@ -31,10 +31,10 @@ def run(arguments: argparse.Namespace) -> int:
     require("plotly", "view")
     _require_free(arguments.port)
     prepare_jax()
+    from qdhuac.training.build import native_task
     from qdhuac.view import explorer
-    from qdhuac.view.trajectory import viewing_task
 
-    explorer.serve(viewing_task(found.config), found, arguments.port, browser=not arguments.no_browser)
+    explorer.serve(native_task(found.config, threads=1), found, arguments.port, browser=not arguments.no_browser)
     return 0
 
 

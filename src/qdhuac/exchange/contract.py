@@ -8,19 +8,20 @@ from typing import Any
 import mujoco
 import numpy as np
 
+from qdhuac.config import Config
 from qdhuac.tasks import model as m
-from qdhuac.tasks import robots
-from qdhuac.tasks.model import load, motor_names, seconds_per_step, tables
+from qdhuac.tasks.bundle import facts
+from qdhuac.tasks.model import load, motor_names, plan, seconds_per_step, tables
 
 _POSE, _MOTION = ("x", "y", "z", "qw", "qx", "qy", "qz"), ("vx", "vy", "vz", "wx", "wy", "wz")
 _INERTIA = ("xx", "yy", "zz", "xy", "xz", "yz", "mx", "my", "mz", "mass")
 
 
-def interface(task: str) -> dict[str, Any]:
-    """Names and ranges of a task's observations and actions, and its control rate."""
-    robot = robots.robot(task)
-    model = load(robot)
-    found = tables(robot, model)
+def interface(config: Config) -> dict[str, Any]:
+    """Names and ranges of the observations and actions of a run's task, and its control rate."""
+    task = facts(config)
+    model = load(task)
+    found = tables(task, model, plan(task, model, config.task.descriptor))
     observations = [
         _range(_name(tuple(entry), model), -limit, limit)
         for entry, limit in zip(found.observed.tolist(), found.limit, strict=True)
@@ -29,7 +30,7 @@ def interface(task: str) -> dict[str, Any]:
     for name, (factor, offset) in zip(motor_names(model), found.control.tolist(), strict=True):
         low, high = offset - factor, offset + factor
         actions.append(_range(name, -1.0, 1.0) | {"control_low": low, "control_high": high})
-    rate = 1.0 / seconds_per_step(robot, model)
+    rate = 1.0 / seconds_per_step(task, model)
     return {"control_rate_hz": round(rate, 3), "observations": observations, "actions": actions}
 
 
@@ -51,6 +52,15 @@ def _range(name: str, low: float, high: float) -> dict[str, Any]:
 def _name(entry: tuple[int, int], model: Any) -> str:
     """The name of an observation, such as `qpos/root/z`, `qvel/knee` or `cinert/torso/mass`."""
     field, at = entry
+    if field == m.SENSORDATA:
+        sensor = int(np.searchsorted(model.sensor_adr, at, side="right")) - 1
+        return f"sensor/{model.sensor(sensor).name or sensor}/{at - model.sensor_adr[sensor]}"
+    if field in (m.CTRL, m.ACTION):
+        return f"{m.NAMES[field]}/{motor_names(model)[at]}"
+    if field == m.ANGLES:
+        return f"{m.ANGLE_NAMES[at % 4]}/{_body(model, at // 4)}"
+    if field == m.SITE_XPOS:
+        return f"site_xpos/{model.site(at // 3).name or at // 3}/{'xyz'[at % 3]}"
     if field == m.QPOS:
         return f"qpos/{_coordinate(model, at, model.jnt_qposadr, _POSE)}"
     if field in (m.QVEL, m.QFRC_ACTUATOR):

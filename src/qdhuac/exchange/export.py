@@ -74,7 +74,7 @@ def make_contract(run: Run) -> dict[str, Any]:
     sizes, name, backend = run.metadata["policy"], run.metadata["task"]["name"], run.metadata["task"]["backend"]
     obs_size, action_size = sizes["obs_size"], sizes["action_size"]
     bounds = run.metadata.get("action_bounds")
-    described = unnamed(obs_size, action_size, bounds) if name == OWN else interface(name)
+    described = unnamed(obs_size, action_size, bounds) if name == OWN else interface(run.config)
     for kind, size in (("observations", obs_size), ("actions", action_size)):
         if len(described[kind]) != size:
             raise UserError(

@@ -5,15 +5,13 @@ from __future__ import annotations
 import io
 import itertools
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import matplotlib
 import numpy as np
 from matplotlib.figure import Figure
 from matplotlib.ticker import EngFormatter, FuncFormatter, MaxNLocator
-
-from qdhuac.tasks.robots import TASKS, robot
 
 ACCENT = "#2f7ed8"
 _INK = "#7a7f87"  # readable on white and on black; replaced by the page's text colour in SVG
@@ -121,10 +119,7 @@ def _widened(low: float, high: float) -> tuple[float, float]:
     return low - margin, high + margin
 
 
-def descriptor_labels(task: str, size: int) -> list[str]:
-    """Names of the dimensions of a task's descriptor."""
-    if task not in TASKS:
-        return [f"descriptor {i + 1}" for i in range(size)]
-    if robot(task).omni:
-        return ["final x (m)", "final y (m)"]
-    return ["share of steps on the foot"] if size == 1 else [f"foot {i + 1} on the ground" for i in range(size)]
+def descriptor_labels(metadata: Mapping[str, Any], size: int) -> list[str]:
+    """Names of the dimensions of a descriptor, of which the metadata of a repertoire may have its own."""
+    found = metadata.get("labels") or []
+    return [str(label) for label in found] if len(found) == size else [f"descriptor {i + 1}" for i in range(size)]

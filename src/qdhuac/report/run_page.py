@@ -152,7 +152,7 @@ def _archive(settings: Config, found: tuple[dict[str, Any], dict[str, Any]] | No
     arrays, metadata = found
     descriptor, fitness = arrays["descriptor"], arrays["fitness"]
     size = descriptor.shape[1]
-    labels = figures.descriptor_labels(settings.task.name, size)
+    labels = figures.descriptor_labels(metadata, size)
     picture = figures.svg(figures.archive(descriptor, fitness, metadata["descriptor_bounds"], labels))
     best = int(fitness.argmax())
     where = ", ".join(f"{v:.2f}" for v in descriptor[best])

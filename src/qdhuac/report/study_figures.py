@@ -14,12 +14,13 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import FixedLocator, FuncFormatter, NullLocator
 
 from qdhuac.errors import UserError
-from qdhuac.report.run_figures import BASE, descriptor_labels, tidy
+from qdhuac.report.run_figures import BASE, tidy
 from qdhuac.store import history, repertoire
 from qdhuac.store.run_folder import REPERTOIRE, RunDir
 from qdhuac.studies import statistics
 from qdhuac.studies.catalogue import Setting
 from qdhuac.studies.results import KEPT, MEASURES, NAMES, PROBES, Results
+from qdhuac.tasks.task_file import builtin
 
 Archive = tuple[np.ndarray, np.ndarray, Sequence[Sequence[float]]]  # descriptor [N, D], fitness [N], bounds
 # Okabe and Ito's colours, with a dash and a marker for each: no two means differ in colour alone.
@@ -229,7 +230,7 @@ def archive_maps(task: str, found: Mapping[str, Archive]) -> Figure:
     size = descriptor.shape[1]
     x, y = "foot 1, and within it foot 2", "foot 3, and within it foot 4"
     if size < 4:
-        x, y = (*descriptor_labels(task, size), "fitness")[:2]
+        x, y = (*(one.title for one in builtin(task).dimensions()), "fitness")[:2]
     figure.supxlabel(x, fontsize=8)
     figure.supylabel(y, fontsize=8)
     figure.suptitle(NAMES[task], fontsize=9)

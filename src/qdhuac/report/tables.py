@@ -34,7 +34,8 @@ def print_evaluation(summary: Mapping[str, Any]) -> None:
     console = Console()
     console.print(table)
     console.print(
-        f"mean loss of fitness {number(summary['mean_fitness_loss'])}, "
+        f"{summary['kept']} of {len(summary['individuals'])} keep 80 % of their fitness, "
+        f"mean loss {number(summary['mean_fitness_loss'])}, "
         f"spread over episodes {number(summary['mean_fitness_std'])}, failed episodes {summary['failed_episodes']}",
         highlight=False,
     )

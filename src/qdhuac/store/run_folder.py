@@ -15,10 +15,11 @@ from typing import Any
 
 from qdhuac import config as configuration
 from qdhuac.algorithms import specs
-from qdhuac.config import Config
+from qdhuac.config import TASK_FOLDER, Config, with_task_file
 from qdhuac.errors import RunFailed, UserError, os_errors_as, reason
 from qdhuac.store import checkpoint
 from qdhuac.store.files import replace_file, write_synced
+from qdhuac.tasks import bundle
 
 CONFIG, METRICS, HISTORY = checkpoint.TEXTS
 REPERTOIRE, REPORT, EVALUATION, LOCK = "repertoire.safetensors", "report.html", "evaluation.json", ".lock"
@@ -66,11 +67,14 @@ class RunDir:
             try:
                 run.path.mkdir(parents=True)
                 run.lock()
-                for file, data in {CONFIG: _with_checksum(config), METRICS: b"", HISTORY: b""}.items():
+                texts = {CONFIG: _with_checksum(config), METRICS: b"", HISTORY: b""}
+                files = bundle.collect(Path(config.task.file)) if config.task.file else {}
+                for file, data in (texts | {f"{TASK_FOLDER}/{name}": data for name, data in files.items()}).items():
+                    (run.path / file).parent.mkdir(parents=True, exist_ok=True)
                     write_synced(run.path / file, data)
                 checkpoint.save(run.checkpoints, checkpoint.name(0, 0), {}, run.texts(), None)
                 run.path.rename(path)
-            except OSError:
+            except (OSError, UserError):
                 run.remove()
                 raise
         run.path = path
@@ -129,7 +133,7 @@ class RunDir:
         path = self.path / CONFIG
         try:
             if path.stat().st_size <= _LARGEST_CONFIG and (config := _verified(path.read_bytes(), str(path))):
-                return config
+                return with_task_file(config, self.path)
             why = "does not match its checksum"
         except (OSError, UserError) as error:
             why = reason(error)
@@ -141,7 +145,7 @@ class RunDir:
         if config is None:
             raise UserError(f"{path}: {why}, and so does the copy in {found.path}")
         self.notes.append(f"{path}: {why} (edited or damaged?); using the copy in checkpoint {found.path.name}")
-        return config
+        return with_task_file(config, self.path)
 
     def write_config(self, config: Config) -> None:
         """Replace the configuration. Only section `run` may differ from that of the checkpoints."""
@@ -221,7 +225,7 @@ class RunDir:
 
 
 def _with_checksum(config: Config) -> bytes:
-    body = (_HEADER + configuration.to_toml(config)).encode()
+    body = (_HEADER + configuration.to_toml(with_task_file(config, ""))).encode()
     return body + f"{_CHECKSUM}{hashlib.sha256(body).hexdigest()}\n".encode()
 
 

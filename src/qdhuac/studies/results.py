@@ -18,7 +18,7 @@ from qdhuac.store.run_folder import REPERTOIRE
 from qdhuac.studies import catalogue, statistics
 from qdhuac.studies.catalogue import Setting, Study
 from qdhuac.studies.folder import FINISHED, PROBED, RUNS, look, read
-from qdhuac.tasks.robots import TASKS, robot
+from qdhuac.tasks.task_file import TASKS, builtin
 
 MEASURES = {"qd_score": "QD score", "coverage": "coverage (%)", "max_fitness": "max fitness", "qd_score_auc": "QD AUC"}
 # Measures of the archive that the algorithm keeps.
@@ -27,7 +27,7 @@ KEPT = {
     "archive_qd_score": "their QD score",
     "archive_mean_fitness": "their mean fitness",
 }
-NAMES = {name: robot(name).title for name in TASKS}
+NAMES = {name: builtin(name).title for name in TASKS}
 COUNTS = ("generation", "gradient_updates", "policies")  # `policies`: evaluated so far
 # The states on which the probe compares critic and shadow, by the prefix of its metrics.
 PROBES = {"probe_": "start states, whole batch", "probe_path_": "along the best agents' way"}

@@ -10,8 +10,8 @@ if TYPE_CHECKING:
     from qdhuac.tasks.base import Trajectory as Trajectory
     from qdhuac.tasks.base import Viewable as Viewable
     from qdhuac.tasks.gym import GymnasiumTask as GymnasiumTask
-    from qdhuac.tasks.mjx import MjxLocomotion as MjxLocomotion
-    from qdhuac.tasks.native import NativeLocomotion as NativeLocomotion
+    from qdhuac.tasks.mjx import MjxTask as MjxTask
+    from qdhuac.tasks.native import NativeTask as NativeTask
     from qdhuac.tasks.playground import PlaygroundTask as PlaygroundTask
     from qdhuac.types import Evaluation as Evaluation
     from qdhuac.types import Exploration as Exploration

@@ -31,6 +31,7 @@ class TaskSpec:
         contacts: Transitions carry one feature per dimension of the descriptor, as QD-PG needs.
         action_bounds: What actions of -1 and of 1 stand for; None if they are used as they are.
         takes_runs: `evaluate` also accepts the keys of several runs, whose genotypes follow one another.
+        labels: What figures call the dimensions of the descriptor; empty: their numbers.
     """
 
     descriptor_bounds: Bounds
@@ -41,6 +42,7 @@ class TaskSpec:
     contacts: bool = False
     action_bounds: tuple[list[float], list[float]] | None = None
     takes_runs: bool = False
+    labels: tuple[str, ...] = ()
 
     @property
     def descriptor_size(self) -> int:
@@ -90,10 +92,3 @@ def policy_of(task: Task) -> Policy:
     if task.policy is None:
         raise UserError("task.policy: missing; the genotypes of this algorithm are policies")
     return task.policy
-
-
-def support_of(task: Task) -> tuple[float, float]:
-    """The task's range of discounted returns, for those who cannot do without."""
-    if math.isnan(sum(task.spec.support)):
-        raise UserError("task.spec.support: missing; this algorithm needs the range of discounted returns to expect")
-    return task.spec.support

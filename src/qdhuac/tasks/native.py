@@ -1,4 +1,4 @@
-"""The robots on MuJoCo's C engine: the same tasks as on MJX, several times as fast on a CPU.
+"""Tasks from files on MuJoCo's C engine: the same as on MJX, several times as fast on a CPU.
 
 Resets and noise are drawn as on MJX, so that a key starts the same episodes on both engines; ``docs/backends.md``
 says how closely they agree from there on.
@@ -14,7 +14,8 @@ import os
 import queue
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any, NamedTuple
+from pathlib import Path
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -22,40 +23,44 @@ import mujoco
 import numpy as np
 
 from qdhuac.learning.run_policy import layers_of
-from qdhuac.tasks import engine
+from qdhuac.tasks import engine, measures
 from qdhuac.tasks.base import Trajectory
-from qdhuac.tasks.engine import Network, Rows, Simulation
-from qdhuac.tasks.locomotion import Locomotion
+from qdhuac.tasks.engine import Episodes, Network, Noise, Rows, Simulation
+from qdhuac.tasks.mujoco_task import MujocoTask
+from qdhuac.tasks.task_file import TaskFile
 from qdhuac.types import Array, Evaluation, Exploration, Genotype, Transition
 
 
-class NativeLocomotion(Locomotion):
+class NativeTask(MujocoTask):
     """A `Task`. JAX compiles nothing but the drawing of random numbers.
 
-    `change` makes another model of the same sizes from the robot's, such as a damaged one.
+    `change` makes another model of the same sizes from the task's, such as a damaged one. The other arguments are those
+    of `MujocoTask`.
     """
 
     backend = "native"
 
     def __init__(
         self,
-        name: str,
+        task: str | Path | TaskFile,
         *,
         threads: int | None = None,
         change: Callable[[Any], Any] | None = None,
         **options: Any,
     ) -> None:
-        super().__init__(name, **options)
+        super().__init__(task, **options)
         self.model = engine.native_model(self.model)
         if change is not None:
             self.model = change(self.model)
         self.threads = threads or _cores()
         after = self.spec.after_termination
-        self._restarts = self.robot.can_terminate and after == "reset"
-        self._stops = self.robot.can_terminate and after == "stop"
+        self._restarts = self.file.can_terminate and after == "reset"
+        self._stops = self.file.can_terminate and after == "stop"
         self._simulations: queue.SimpleQueue[Simulation] = queue.SimpleQueue()
         for _ in range(self.threads):
             self._simulations.put(Simulation(self.model))
+        v = self.file.variation
+        self._noise = Noise(float(v.observation_noise), float(v.push), v.push_every)
         self._draw = jax.jit(self._draws, static_argnums=(1, 2))
         self._summary = jax.jit(self._summarise)
 
@@ -63,19 +68,13 @@ class NativeLocomotion(Locomotion):
         """One evaluation of each genotype. The result does not depend on the number of threads."""
         genotypes, exploration = jax.tree.map(np.asarray, (genotypes, exploration))
         batch = len(jax.tree.leaves(genotypes)[0])
-        draws = jax.tree.map(np.asarray, self._draw(key, batch, exploration is not None))
-        rows = self._empty_rows(batch)
+        rows, no_poses = self._empty_rows(batch), np.zeros((0, self.model.nq))
+        exploring, episodes = jax.tree.map(np.asarray, self._draw(key, batch, exploration is not None))
 
         def one(i: int) -> None:
             explores = exploration is not None and exploration.active[i]
-            noise, qpos, qvel = (np.ascontiguousarray(x[:, i]) for x in draws)
-            network, mine = self._network(i, genotypes, exploration), Rows(*(x[i] for x in rows))
-            simulation = self._simulations.get()
-            physics = (self.tables, simulation.addresses, simulation.fields)
-            try:
-                engine.run(*physics, network, noise if explores else noise[:, :0].copy(), qpos, qvel, self._stops, mine)
-            finally:  # the other policies would wait for it for ever
-                self._simulations.put(simulation)
+            noise = np.array(exploring[:, i] if explores else exploring[:, i, :0])
+            self._run(self._network(i, genotypes, exploration), noise, episodes, i, self._stops, rows, no_poses)
 
         with _no_warnings(), ThreadPoolExecutor(min(self.threads, batch)) as pool:
             list(pool.map(one, range(batch)))
@@ -83,32 +82,29 @@ class NativeLocomotion(Locomotion):
 
     def episode(self, genotype: Genotype, key: Array) -> Trajectory:
         """The first episode of one genotype, with every pose."""
-        t, simulation = self.tables, Simulation(self.model)
-        physics = (simulation.addresses, simulation.fields)
         network = self._network(0, jax.tree.map(lambda x: np.asarray(x)[None], genotype), None)
-        start = jax.tree.map(lambda x: np.array(x[0, 0], float), self._draw(key, 1, False)._replace(noise=None))
-        rows = jax.tree.map(lambda x: x[0], self._empty_rows(1))
-        silence, poses = np.zeros(0, np.float32), []
+        exploring, episodes = jax.tree.map(np.asarray, self._draw(key, 1, False))
+        rows, poses = self._empty_rows(1), np.zeros((self.spec.episode_length + 1, self.model.nq))
         with _no_warnings():
-            engine.restart(*physics, start.qpos, start.qvel)
-            poses.append(simulation.data.qpos.copy())
-            engine.observe(t, simulation.fields, rows.obs[0])
-            for i in range(self.spec.episode_length):
-                before = simulation.fields[t.progress[0]][t.progress[1]]
-                engine.act(network, rows.obs[i], silence, rows.action[i])
-                engine.step(t, *physics, rows.action[i])
-                engine.measure(t, simulation.fields, rows.features[i])
-                engine.observe(t, simulation.fields, rows.next_obs[i])
-                rows.gain[i] = simulation.fields[t.progress[0]][t.progress[1]] - before
-                poses.append(simulation.data.qpos.copy())
-                if i + 1 < len(rows.obs):
-                    rows.obs[i + 1] = rows.next_obs[i]
-                if not np.isfinite(poses[-1]).all() or engine.failed(t, simulation.fields):
-                    break
-        steps = len(poses) - 1
-        contacts = rows.features[:steps] <= 0.0
-        reward = self.reward(rows.gain[:steps], rows.action[:steps])
-        return Trajectory(np.array(poses), reward, contacts[:, :0] if self.robot.omni else contacts, self.dt)
+            steps = self._run(network, np.array(exploring[:, 0]), episodes, 0, True, rows, poses)
+        exploded = ~np.isfinite(poses[1 : steps + 1]).all(axis=1)
+        steps = int(exploded.argmax()) + 1 if exploded.any() else steps
+        reward = self._reward(rows)[0, :steps]
+        feet = len(self.plan.feet)
+        return Trajectory(poses[: steps + 1], reward, rows.measured[0, :steps, :feet] <= 0.0, self.dt)
+
+    def _run(
+        self, network: Network, noise: Any, episodes: Episodes, i: int, stops: bool, rows: Rows, poses: np.ndarray
+    ) -> int:
+        """Simulate the policy of row `i`. Returns the number of steps."""
+        mine = Rows(*(x[i] for x in rows))
+        begins = Episodes(*(np.array(x[:, i]) for x in episodes))  # copies, so that engine.run is compiled once
+        simulation = self._simulations.get()
+        physics = (self.tables, simulation.addresses, simulation.fields, simulation.varied)
+        try:
+            return engine.run(*physics, network, noise, begins, self._noise, stops, mine, poses)
+        finally:  # the other policies would wait for it for ever
+            self._simulations.put(simulation)
 
     def _network(self, i: int, genotypes: Genotype, exploration: Exploration | None) -> Network:
         kernels, biases = zip(*((kernel[i], bias[i]) for kernel, bias in layers_of(genotypes)), strict=True)
@@ -120,20 +116,27 @@ class NativeLocomotion(Locomotion):
         def zeros(*shape: int, dtype: Any = np.float32) -> np.ndarray:
             return np.zeros((batch, self.spec.episode_length, *shape), dtype)
 
-        obs, action, size = (self.policy.obs_size,), (self.policy.action_size,), self.spec.descriptor_size
-        return Rows(zeros(*obs), zeros(*action), zeros(*obs), zeros(), zeros(), zeros(dtype=bool), zeros(size))
+        obs, action = self.policy.obs_size, self.policy.action_size
+        measured, change = len(self.plan.feet) + len(self.plan.numbers), len(self.plan.moving)
+        flags = zeros(), zeros(dtype=bool)
+        return Rows(zeros(obs), zeros(action), zeros(obs), *flags, zeros(measured), zeros(change))
+
+    def _reward(self, rows: Rows) -> np.ndarray:
+        """The reward of every step. [B, T]"""
+        before = np.zeros_like(rows.action)
+        before[:, 1:] = np.where(rows.terminal[:, :-1, None] > 0.5, 0.0, rows.action[:, :-1])
+        return self.reward(rows.measured, rows.change, rows.action, before)
 
     def _evaluation(self, rows: Rows) -> Evaluation:
-        reward = np.where(rows.living if self._stops else True, self.reward(rows.gain, rows.action), 0.0)
-        reward = reward.astype(np.float32)
-        features = rows.features if self.robot.omni else rows.features <= 0.0
-        features = features.astype(np.float32)
+        reward = np.where(rows.living if self._stops else True, self._reward(rows), 0.0).astype(np.float32)
+        features = measures.features(self.plan, rows.measured)
         fitness, descriptor, steps, valid = self._summary(reward, features, rows.living)
         columns = (rows.obs, rows.action, reward, rows.terminal, rows.next_obs)
         transitions = Transition(*map(jnp.asarray, columns))
         if self.spec.contacts:
-            # Rows that were never simulated are zero throughout, as on the other engines.
-            transitions = transitions._replace(contacts=jnp.where(valid[..., None], features, 0.0))
+            # Rows that were never simulated are zero throughout, as on MJX.
+            contacts = jnp.where(valid[..., None], self.contacts(features), 0.0)
+            transitions = transitions._replace(contacts=contacts)
         return Evaluation(fitness, descriptor, steps, transitions, valid)
 
     def _summarise(self, reward: Array, features: Array, living: Array) -> tuple[Array, ...]:
@@ -142,8 +145,8 @@ class NativeLocomotion(Locomotion):
         fitness = jnp.sum(jnp.where(living, reward, 0.0), axis=1)
         return fitness, jax.vmap(self.describe)(features, living), jnp.sum(valid, axis=1, dtype=jnp.int32), valid
 
-    def _draws(self, key: Array, batch: int, explore: bool) -> Draws:
-        """The random numbers of an evaluation, as `rollout` draws them."""
+    def _draws(self, key: Array, batch: int, explore: bool) -> tuple[Array, Episodes]:
+        """The random numbers of an evaluation, as `rollout` draws them: noise of the actions, and episodes [T, B]."""
         key_reset, key_noise = jax.random.split(key)
         times = jnp.arange(self.spec.episode_length)
 
@@ -156,17 +159,9 @@ class NativeLocomotion(Locomotion):
         # A loop for the keys and one flat vmap for the draws compile in half the time of vmaps all the way.
         resets = jax.lax.map(keys, times if self._restarts else times[:1])
         starts = jax.vmap(self.start)(resets.reshape(-1))
-        qpos, qvel = (x.reshape(*resets.shape, -1) for x in starts)
+        episodes = jax.tree.map(lambda x: x.reshape(*resets.shape, *x.shape[1:]), starts)
         noise = jax.lax.map(noises, times) if explore else jnp.zeros((self.spec.episode_length, batch, 0))
-        return Draws(noise, qpos, qvel)
-
-
-class Draws(NamedTuple):
-    """What is random: where episodes begin if they begin at that step, and the noise of exploration."""
-
-    noise: Any  # [T, B, action_size], or [T, B, 0]
-    qpos: Any  # [T or 1, B, nq]
-    qvel: Any  # [T or 1, B, nv]
+        return noise, Episodes(*episodes)
 
 
 @contextlib.contextmanager

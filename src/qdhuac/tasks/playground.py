@@ -76,7 +76,7 @@ class PlaygroundTask:
                 episode_length=episode_length,
                 after_termination=after_termination,
                 can_terminate=can_terminate,
-                store_features=store_contacts,
+                contacts=(lambda features: features) if store_contacts else None,
             )
 
         self._evaluate = jax.jit(evaluate)

@@ -41,15 +41,15 @@ def rollout(
     episode_length: int,
     after_termination: str = "reset",
     can_terminate: bool = True,
-    store_features: bool = False,
+    contacts: Callable[[Array], Array] | None = None,
 ) -> Evaluation:
     """Evaluates each genotype for `episode_length` steps.
 
     `key` may be several, of so many runs whose genotypes follow one another: each run is what it would be by itself.
     `features(state)` gives what the descriptor is made of after each step [F]; `describe(features, living)` makes
     the descriptor [D] from those of all steps [T, F] and which of them belong to the first episode [T].
-    `can_terminate=False` promises that `done` is never set, and spares the resets. `store_features` puts the features
-    into the transitions too, as their contacts.
+    `can_terminate=False` promises that `done` is never set, and spares the resets. `contacts(features)` are those that
+    transitions carry, if any [F] -> [D].
     """
     if after_termination not in AFTER_TERMINATION:
         raise ValueError(f"after_termination={after_termination!r}: expected one of {', '.join(AFTER_TERMINATION)}")
@@ -97,7 +97,9 @@ def rollout(
             died = state.done > 0.5
             now = jax.vmap(features)(state)
             terminal = died.astype(state.reward.dtype)
-            row = Transition(obs, action, state.reward, terminal, state.obs, now if store_features else None)
+            row = Transition(
+                obs, action, state.reward, terminal, state.obs, None if contacts is None else jax.vmap(contacts)(now)
+            )
             return (state, died, ended | died), (row, now, ~ended)
 
         def advance_or_idle(carry: Any, t: Array) -> Any:
@@ -136,11 +138,6 @@ def rollout(
 def share_of_steps(features: Array, living: Array) -> Array:
     """Descriptor: the mean of each feature over the first episode. [T, F], [T] -> [F]"""
     return jnp.sum(jnp.where(living[:, None], features, 0.0), axis=0) / jnp.sum(living)
-
-
-def final_value(features: Array, living: Array) -> Array:
-    """Descriptor: the features at the end of the first episode. [T, F], [T] -> [F]"""
-    return features[jnp.sum(living) - 1]
 
 
 def _where(mask: Array, yes: Array, no: Array) -> Array:

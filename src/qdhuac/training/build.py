@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import jax
 
@@ -12,7 +12,11 @@ from qdhuac.algorithms.specs import AlgorithmSpec
 from qdhuac.config import OWN, Config
 from qdhuac.errors import UserError
 from qdhuac.tasks.base import Task
+from qdhuac.tasks.bundle import facts
 from qdhuac.types import Algorithm
+
+if TYPE_CHECKING:
+    from qdhuac.tasks.native import NativeTask
 
 
 def build(config: Config, task: Task | None = None, outside: AlgorithmSpec | None = None) -> tuple[Task, Algorithm]:
@@ -44,19 +48,39 @@ def build_task(config: Config, outside: AlgorithmSpec | None = None) -> Task:
     if t.name == OWN:
         raise UserError("task.name='own': is not part of qdhuac; give it to qdhuac.train or qdhuac.resume in Python")
     spec = outside or specs.ALGORITHMS.get(config.algorithm)
-    common: dict[str, Any] = {
+    options = task_options(config) | {"store_contacts": spec is not None and "contacts" in spec.needs}
+    if t.backend == "native":
+        from qdhuac.tasks.native import NativeTask
+
+        return NativeTask(**options)
+    from qdhuac.tasks.mjx import MjxTask  # importing MJX takes seconds
+
+    return MjxTask(**options)
+
+
+def native_task(config: Config, **options: Any) -> NativeTask:
+    """The task of a run on the C engine, whichever engine it was trained on, for episodes that are looked at.
+
+    Args:
+        config: the configuration of the run.
+        options: other arguments of `NativeTask`.
+    """
+    from qdhuac.tasks.native import NativeTask
+
+    return NativeTask(**{**task_options(config), "after_termination": "stop", **options})
+
+
+def task_options(config: Config) -> dict[str, Any]:
+    """The arguments of a `MujocoTask` that a configuration says."""
+    t = config.task
+    return {
+        "task": facts(config),
+        "descriptor": t.descriptor,
         "episode_length": t.episode_length,
         "after_termination": t.after_termination,
         "hidden": config.policy.hidden,
-        "store_contacts": spec is not None and "contacts" in spec.needs,
+        "vary": t.vary,
     }
-    if t.backend == "native":
-        from qdhuac.tasks.native import NativeLocomotion
-
-        return NativeLocomotion(t.name, **common)
-    from qdhuac.tasks.mjx import MjxLocomotion  # importing MJX takes seconds
-
-    return MjxLocomotion(t.name, **common)
 
 
 def build_algorithm(config: Config, task: Task, outside: AlgorithmSpec | None = None) -> Algorithm:

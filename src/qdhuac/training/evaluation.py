@@ -31,7 +31,7 @@ def check_genotypes(task: Task, genotypes: Genotype, where: str) -> None:
         raise UserError(f"{where}: its genotypes are not policies of this task")
 
 
-def evaluate(task: Task, run: Run, *, episodes: int = 8, seed: int = 0) -> dict[str, Any]:
+def evaluate(task: Task, run: Run, *, episodes: int = 8, seed: int = 0, vary: bool = False) -> dict[str, Any]:
     """Evaluate the archive of a run again, and write the result to `evaluation.json` in its folder.
 
     Args:
@@ -39,13 +39,14 @@ def evaluate(task: Task, run: Run, *, episodes: int = 8, seed: int = 0) -> dict[
         run: as `qdhuac.load` returns it.
         episodes: how many of each individual.
         seed: seed of the episodes' starts.
+        vary: the task varies from episode to episode; this is only noted.
 
     Returns:
         Metrics of the stored archive and of its re-evaluation, as a whole and per individual.
     """
     genotypes = repertoire.genotypes(run.archive)
     check_genotypes(task, genotypes, str(run.folder.path / REPERTOIRE))
-    summary = _summary(task, run.archive, *_episodes(task, genotypes, episodes, seed))
+    summary = _summary(task, run.archive, *_episodes(task, genotypes, episodes, seed)) | {"vary": vary}
     path = run.folder.path / EVALUATION
     with os_errors_as(RunFailed, f"{path}: cannot be written"):
         replace_file(path, json.dumps(summary, indent=1, allow_nan=False).encode())
@@ -96,6 +97,7 @@ def _summary(task: Task, arrays: dict[str, np.ndarray], fitness: np.ndarray, des
         "stored": measure(arrays["fitness"], arrays["descriptor"]),
         "again": measure(mean_f, mean_d),
         "failed_episodes": int(np.sum(~np.isfinite(fitness))),
+        "kept": int(np.sum(mean_f + offset >= 0.8 * (arrays["fitness"] + offset))),
         "mean_fitness_loss": _number(np.mean(arrays["fitness"] - mean_f)),
         "mean_fitness_std": _number(fitness.std(0).mean()),
         "mean_descriptor_std": _number(descriptor.std(0).mean()),

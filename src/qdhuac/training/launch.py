@@ -19,6 +19,7 @@ from qdhuac.environment import versions
 from qdhuac.errors import RunFailed, UserError, os_errors_as
 from qdhuac.store import checkpoint
 from qdhuac.store.run_folder import RunDir
+from qdhuac.tasks import bundle
 from qdhuac.training import loggers
 
 if TYPE_CHECKING:
@@ -61,6 +62,9 @@ def train(settings: Config, path: Path, *, seeds: int | None = None, **options: 
     """
     loggers.check(options.get("log"))
     specs.archive(settings.archive.kind)  # refuses an archive that cannot be imported
+    if settings.task.file:
+        sha256 = bundle.digest(bundle.collect(Path(settings.task.file)))
+        settings = config.replace(settings, {"task.sha256": sha256})
     with contextlib.ExitStack() as stack:
         if options.get("process", ALONE).rank:  # what it writes is not kept
             path = Path(stack.enter_context(tempfile.TemporaryDirectory())) / "run"
@@ -76,7 +80,8 @@ def train(settings: Config, path: Path, *, seeds: int | None = None, **options: 
         runs: list[tuple[Config, RunDir]] = []
         try:
             for where, one in wanted.items():
-                runs.append((one, stack.enter_context(RunDir.create(where, one))))
+                folder = stack.enter_context(RunDir.create(where, one))
+                runs.append((config.with_task_file(one, where), folder))
             return _run(runs, path, True, options)
         except UserError:
             for _, folder in runs:
@@ -222,7 +227,7 @@ def _how_to_resume(settings: Config, path: Path) -> str:
 
 def _what_must_agree(process: Process, settings: Config, folder: RunDir) -> dict[str, str]:
     """What must be equal in all processes of a run, by name."""
-    has = {"number of processes": str(process.of), "configuration": config.to_toml(settings)}
+    has = {"number of processes": str(process.of), "configuration": config.to_toml(config.with_task_file(settings, ""))}
     has |= {f"version of {name}": version for name, version in versions().items()}
     if folder.checkpoints.exists():
         has["checkpoint"] = str(checkpoint.newest(folder.checkpoints).record.get("counters"))

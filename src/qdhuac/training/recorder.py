@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from qdhuac.config import Config
+from qdhuac.config import Config, with_task_file
 from qdhuac.environment import versions
 from qdhuac.errors import RunFailed, UserError, os_errors_as
 from qdhuac.metrics import auc_increment, symptoms
@@ -253,11 +253,12 @@ class Recorder:
         """The metadata of the repertoire."""
         spec, policy = self._task.spec, self._task.policy
         return {
-            "task": dataclasses.asdict(self.config.task),
+            "task": dataclasses.asdict(with_task_file(self.config, "").task),
             "algorithm": self.config.algorithm,
             "operators": self._algorithm.operators,
             "policy": None if policy is None else dataclasses.asdict(policy),
             "descriptor_bounds": spec.descriptor_bounds,
+            "labels": spec.labels,
             "action_bounds": spec.action_bounds,
             "reward_offset": spec.reward_offset,
             "generation": self.counters.generation,

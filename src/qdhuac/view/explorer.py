@@ -90,7 +90,7 @@ class Explorer:
         return {
             "name": self.folder.path.absolute().name,
             "title": f"{self.settings.algorithm} on {self.settings.task.name}",
-            "labels": descriptor_labels(self.settings.task.name, self.arrays["descriptor"].shape[1]),
+            "labels": descriptor_labels(self.metadata, self.arrays["descriptor"].shape[1]),
             "bounds": self.metadata["descriptor_bounds"],
             "first": self.generations[0],
             "last": self.generations[1],

@@ -4,19 +4,9 @@ from __future__ import annotations
 
 import jax
 
-from qdhuac.config import Config
 from qdhuac.errors import UserError
 from qdhuac.tasks.base import Trajectory, Viewable
-from qdhuac.tasks.native import NativeLocomotion
 from qdhuac.types import Genotype
-
-
-def viewing_task(settings: Config) -> NativeLocomotion:
-    """The task of a run on the C engine, whichever engine it was trained on."""
-    t = settings.task
-    return NativeLocomotion(
-        t.name, episode_length=t.episode_length, after_termination="stop", hidden=settings.policy.hidden, threads=1
-    )
 
 
 def viewable(task: object) -> Viewable:
