@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from probes import OBS, POLICY, td3
 
-from qdhuac.algorithms.dcrl_me import ConditionedActor, ConditionedChildren, Conditioning
+from qdhuac.algorithms.dcrl_me import ConditionedActor, Conditioning
 from qdhuac.emitters import gradient
 from qdhuac.emitters.base import Seen
 from qdhuac.emitters.gradient import GradientChildren, gradient_mutation
@@ -44,7 +44,7 @@ CONDITIONING = Conditioning(POLICY, ((-1.0,), (1.0,)), 0.1)
 EMITTERS = {
     "isoline": IsoLine(),
     "gradient": GradientChildren(lambda learner, obs, action: action[:, 0], POLICY, REPLAY, 4, 1, RATE),
-    "conditioned": ConditionedChildren(CONDITIONING, AGENT, REPLAY, 0, RATE),
+    "conditioned": GradientChildren(AGENT.value, POLICY, REPLAY, 4, 0, RATE, condition=CONDITIONING.condition),
     "conditioned actor": ConditionedActor(CONDITIONING, AGENT),
 }
 

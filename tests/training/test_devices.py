@@ -20,10 +20,10 @@ from runs import assert_same_run
 
 from qdhuac import cli
 from qdhuac.algorithms import specs
+from qdhuac.algorithms.specs import build as build_algorithm
 from qdhuac.errors import UserError
 from qdhuac.store.run_folder import RunDir
 from qdhuac.training import distributed, launch
-from qdhuac.training.build import build_algorithm
 from qdhuac.training.launch import Process
 from qdhuac.training.loop import Trainer
 from qdhuac.training.signals import Stop

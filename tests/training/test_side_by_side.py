@@ -13,12 +13,12 @@ from toys import ToyTask, toy_algorithm, toy_config
 
 from qdhuac import cli
 from qdhuac.algorithms import specs
+from qdhuac.algorithms.specs import build as build_algorithm
 from qdhuac.config import replace
 from qdhuac.errors import RunFailed, UserError
 from qdhuac.store import checkpoint
 from qdhuac.store.run_folder import RunDir
 from qdhuac.training import distributed
-from qdhuac.training.build import build_algorithm
 from qdhuac.training.loop import Trainer
 from qdhuac.training.signals import Stop
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from qdhuac.algorithms.engine import QDAlgorithm
 from qdhuac.algorithms.qdhuac import target_free
-from qdhuac.algorithms.specs import ActorSettings
+from qdhuac.algorithms.settings import ActorSettings
 from qdhuac.emitters.actor import ExploringActor
 from qdhuac.tasks.base import Task
 from qdhuac.types import Archive

@@ -6,7 +6,7 @@ The critics and their greedy actor learn from everybody's transitions; the actor
 from __future__ import annotations
 
 from qdhuac.algorithms.engine import QDAlgorithm
-from qdhuac.algorithms.specs import PGAMESettings
+from qdhuac.algorithms.settings import PGAMESettings
 from qdhuac.emitters.actor_critic import actor_critic_emitters
 from qdhuac.learning.replay import Replay
 from qdhuac.learning.td3 import TD3Learner

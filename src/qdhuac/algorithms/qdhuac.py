@@ -7,7 +7,7 @@ them to the archive by true fitness, store their transitions, then learn for UTD
 from __future__ import annotations
 
 from qdhuac.algorithms.engine import QDAlgorithm
-from qdhuac.algorithms.specs import QDHUACSettings, TargetFreeSettings
+from qdhuac.algorithms.settings import QDHUACSettings, TargetFreeSettings
 from qdhuac.emitters.actor import ExploringActor
 from qdhuac.emitters.actor_critic import actor_critic_emitters
 from qdhuac.emitters.base import slots

@@ -52,9 +52,7 @@ def run(arguments: argparse.Namespace) -> int:
     from qdhuac.training import launch
 
     path = _default_folder(settings) if arguments.run_dir is None else Path(arguments.run_dir)
-    code = launch.train(
-        settings, path, seeds=arguments.seeds, process=together, log=arguments.log, algorithm=_outside(arguments)
-    )
+    code = launch.train(settings, path, seeds=arguments.seeds, process=together, log=arguments.log)
     if code == 0 and together.rank == 0:
         write_reports(path)
     return code
@@ -71,11 +69,6 @@ def configuration(arguments: argparse.Namespace) -> Config:
     return specs.make(arguments.algorithm or _DEFAULT.algorithm, arguments.preset or _DEFAULT.preset, overrides)
 
 
-def _outside(arguments: argparse.Namespace) -> specs.AlgorithmSpec | None:
-    """The algorithm that `--algorithm` names, if it is not part of the package."""
-    return specs.algorithm(arguments.algorithm) if ":" in (arguments.algorithm or "") else None
-
-
 def _from_file(arguments: argparse.Namespace, overrides: specs.Values) -> Config:
     """The configuration in a file. A file may name code outside of the package, but only options have it imported."""
     path = arguments.config
@@ -85,17 +78,18 @@ def _from_file(arguments: argparse.Namespace, overrides: specs.Values) -> Config
         raise UserError(f"--config {path}: cannot be read ({reason(error)})") from None
     if arguments.preset is not None:
         raise UserError("--preset: a file given with --config has the values of its preset; leave out one of them")
-    outside = _outside(arguments)
-    found = specs.from_toml(text, f"--config {path}", outside)
+    if arguments.algorithm is not None:
+        specs.algorithm(arguments.algorithm)
+    found = specs.from_toml(text, f"--config {path}")
     if arguments.algorithm not in (None, found.algorithm):
         raise UserError(f"--algorithm {arguments.algorithm}: {path} is of algorithm {found.algorithm}; leave it out")
     for flag, name, given in (
-        ("--algorithm ", found.algorithm, outside),
+        ("--algorithm ", found.algorithm, arguments.algorithm),
         ("--set archive.kind=", found.archive.kind, "archive.kind" in overrides),
     ):
         if ":" in name and not given:
             raise UserError(f"--config {path}: {name} is not part of qdhuac; to import it add {flag}{name}")
-    return specs.validate(config.replace(found, overrides), outside)
+    return specs.validate(config.replace(found, overrides))
 
 
 def keys(settings: Config) -> str:

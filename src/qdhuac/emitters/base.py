@@ -80,6 +80,12 @@ def one_parent(slots: Array) -> Array:
     return jnp.stack([slots, jnp.full_like(slots, -1)], axis=-1)
 
 
+def descriptors(seen: Seen, slots: Array) -> Array:
+    """Descriptors [n, D] of the individuals in `slots` [n], nan where a slot is empty."""
+    occupied = jnp.isfinite(seen.archive.fitness)[slots, None]
+    return jnp.where(occupied, seen.archive.descriptor[slots], jnp.nan)
+
+
 def no_parents(n: int) -> Array:
     """Parents [n, 2] of genotypes that have none."""
     return jnp.full((n, 2), -1)

@@ -8,22 +8,16 @@ from typing import Any
 import jax
 
 from qdhuac.algorithms import specs
-from qdhuac.algorithms.specs import AlgorithmSpec
 from qdhuac.config import OWN, Config
 from qdhuac.errors import UserError
 from qdhuac.tasks.base import Task
 from qdhuac.types import Algorithm
 
 
-def build(config: Config, task: Task | None = None, outside: AlgorithmSpec | None = None) -> tuple[Task, Algorithm]:
-    """Return the task and the algorithm of a run.
-
-    Args:
-        task: the user's own; None: the one of the configuration.
-        outside: the specification of the user's own algorithm; None: the one of the configuration.
-    """
-    task = build_task(config, outside) if task is None else task
-    return task, build_algorithm(config, task, outside)
+def build(config: Config, task: Task | None = None) -> tuple[Task, Algorithm]:
+    """Return the task and the algorithm of a run. `task` is the user's own; None: the one of the configuration."""
+    task = build_task(config) if task is None else task
+    return task, specs.build(config, task)
 
 
 def choose_backend(config: Config) -> Config:
@@ -34,8 +28,8 @@ def choose_backend(config: Config) -> Config:
     return specs.validate(dataclasses.replace(config, task=dataclasses.replace(config.task, backend=backend)))
 
 
-def build_task(config: Config, outside: AlgorithmSpec | None = None) -> Task:
-    """Return the task of a configuration, with what the algorithm needs of it; `outside` as for `build`.
+def build_task(config: Config) -> Task:
+    """Return the task of a configuration, with what the algorithm needs of it.
 
     Raises:
         UserError: the task is the user's own, which no configuration describes.
@@ -43,7 +37,7 @@ def build_task(config: Config, outside: AlgorithmSpec | None = None) -> Task:
     t = choose_backend(config).task
     if t.name == OWN:
         raise UserError("task.name='own': is not part of qdhuac; give it to qdhuac.train or qdhuac.resume in Python")
-    spec = outside or specs.ALGORITHMS.get(config.algorithm)
+    spec = specs.ALGORITHMS.get(config.algorithm)
     common: dict[str, Any] = {
         "episode_length": t.episode_length,
         "after_termination": t.after_termination,
@@ -57,8 +51,3 @@ def build_task(config: Config, outside: AlgorithmSpec | None = None) -> Task:
     from qdhuac.tasks.mjx import MjxLocomotion  # importing MJX takes seconds
 
     return MjxLocomotion(t.name, **common)
-
-
-def build_algorithm(config: Config, task: Task, outside: AlgorithmSpec | None = None) -> Algorithm:
-    """Return the algorithm of a configuration, with its archive; `outside` as for `build`."""
-    return specs.build(config, task, outside)

@@ -44,7 +44,6 @@ class Options(TypedDict, total=False):
     process: Process  # which of several processes this is
     log: str | loggers.Logger | None  # the name of a logger, or one of the user's own
     task: Task | None  # one of the user's own; None: the one of the configuration
-    algorithm: AlgorithmSpec | None  # one of the user's own; None: the one of the configuration
 
 
 def train(settings: Config, path: Path, *, seeds: int | None = None, **options: Unpack[Options]) -> int:
@@ -69,9 +68,7 @@ def train(settings: Config, path: Path, *, seeds: int | None = None, **options: 
             if os.path.lexists(path):
                 raise UserError(f"--run-dir {path}: exists already; name a new folder, or: qdhuac resume {path}")
             numbers = range(settings.run.seed, settings.run.seed + seeds)
-            each = [
-                specs.validate(config.replace(settings, {"run.seed": n}), options.get("algorithm")) for n in numbers
-            ]
+            each = [specs.validate(config.replace(settings, {"run.seed": n})) for n in numbers]
             wanted = {path / f"{SEED}{one.run.seed}": one for one in each}
         runs: list[tuple[Config, RunDir]] = []
         try:
@@ -92,6 +89,7 @@ def resume(
     path: Path,
     changes: Mapping[str, Any],
     *,
+    algorithm: AlgorithmSpec | None = None,
     check: Callable[[RunDir, Config], None] = lambda folder, settings: None,
     **options: Unpack[Options],
 ) -> int:
@@ -101,11 +99,12 @@ def resume(
         path: the folder.
         changes: configuration keys of section `run`. For a run with an archive of the user's own also `archive.kind`:
             a stored name is never imported, so the user gives it again.
+        algorithm: the algorithm that the user has named again; needed if it is from outside of the package.
         check: called with the folder and the configuration of each run; may raise UserError.
         options: see `Options`.
     """
     loggers.check(options.get("log"))
-    process, algorithm = options.get("process", ALONE), options.get("algorithm")
+    process = options.get("process", ALONE)
     with contextlib.ExitStack() as stack:
         if process.rank:
             RunDir.open((side_by_side(path) or [path])[0])  # refuses a folder that is not a run
@@ -138,19 +137,17 @@ def _change(settings: Config, changes: Mapping[str, Any], algorithm: AlgorithmSp
     name, kind = settings.algorithm, settings.archive.kind
     if algorithm is not None and algorithm.name != name:
         raise UserError(f"--algorithm {algorithm.name}: the run was trained with {name}")
-    if algorithm is None and ":" in name:
+    if name not in specs.ALGORITHMS:
         raise UserError(f"--algorithm: the run has one from outside of qdhuac; give it again: --algorithm {name}")
     if ":" in kind:
         changes = dict(changes)
         if changes.pop("archive.kind", None) != kind:
             raise UserError(f"--set: the run has an archive from outside of qdhuac; give it again: archive.kind={kind}")
-    if algorithm is not None:
-        settings = specs.from_dict(config.to_dict(settings), algorithm)
     known = config.keys(settings)
     for key in changes:
         if key == "run.seed" or (key in known and not key.startswith("run.")):
             raise UserError(f"--set {key}: a resumed run can only change keys of section run other than run.seed")
-    return specs.validate(config.replace(settings, changes), algorithm)
+    return specs.validate(config.replace(settings, changes))
 
 
 def _run(runs: Sequence[tuple[Config, RunDir]], path: Path, new: bool, options: Options) -> int:
@@ -185,7 +182,7 @@ def _run(runs: Sequence[tuple[Config, RunDir]], path: Path, new: bool, options: 
         try:
             with contextlib.ExitStack() as stack:
                 # Before `use`: the model of a task is on one device.
-                parts = build(first, options.get("task"), options.get("algorithm"))
+                parts = build(first, options.get("task"))
                 stack.enter_context(distributed.use(first.run.devices))
                 trainer = Trainer(runs, *parts, display, stop)
                 trainer.start() if new else trainer.restore()
