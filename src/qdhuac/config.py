@@ -10,6 +10,7 @@ from __future__ import annotations
 import dataclasses
 import difflib
 import math
+import operator
 import tomllib
 import types
 from collections.abc import Iterable, Mapping
@@ -21,6 +22,7 @@ from qdhuac.errors import UserError
 
 OWN = "own"  # a task of the user's, given from Python
 BACKENDS = ("auto", "native", "mjx")
+_BOUNDS = {"ge": ("at least", operator.ge), "gt": ("above", operator.gt), "le": ("at most", operator.le)}
 
 
 def key(
@@ -290,7 +292,7 @@ def check_ranges(config: Config) -> None:
     for name, field in keys(config).items():
         value = get(config, name)
         for item in value if isinstance(value, tuple) else (value,):
-            _check_range(name, item, field.metadata)
+            _check_range(name, item, field)
     require(config.run.generations or config.run.env_steps, "run.generations and run.env_steps: one must be above 0")
 
 
@@ -336,8 +338,7 @@ def allowed(field: dataclasses.Field[Any]) -> str:
     """The values that a key allows, in words; empty if it allows all of its type."""
     if field.metadata["choices"] is not None:
         return ", ".join(field.metadata["choices"])
-    words = {"ge": "at least", "gt": "above", "le": "at most"}
-    bounds = {word: field.metadata[bound] for bound, word in words.items()}
+    bounds = {word: field.metadata[bound] for bound, (word, _) in _BOUNDS.items()}
     return ", ".join(f"{word} {bound:,}" for word, bound in bounds.items() if bound is not None)
 
 
@@ -360,19 +361,14 @@ def _convert(name: str, value: Any, hint: Any) -> Any:
     raise UserError(f"{name}={value!r}: expected {expected}")
 
 
-def _check_range(name: str, value: Any, meta: Mapping[str, Any]) -> None:
+def _check_range(name: str, value: Any, field: dataclasses.Field[Any]) -> None:
+    meta = field.metadata
     if meta["choices"] is not None:
         check_choice(name, value, meta["choices"])
-    bounds = [
-        (meta["ge"], "at least", lambda b: value >= b),
-        (meta["gt"], "above", lambda b: value > b),
-        (meta["le"], "at most", lambda b: value <= b),
-    ]
-    active = [(b, word, ok) for b, word, ok in bounds if b is not None]
     if isinstance(value, float) and math.isinf(value):
         raise UserError(f"{name}={value!r}: must be finite")
-    if any(not ok(b) for b, _, ok in active):
-        raise UserError(f"{name}={value!r}: must be {' and '.join(f'{word} {b}' for b, word, _ in active)}")
+    if not all(meta[bound] is None or holds(value, meta[bound]) for bound, (_, holds) in _BOUNDS.items()):
+        raise UserError(f"{name}={value!r}: must be {allowed(field)}")
 
 
 def require(condition: Any, message: str) -> None:

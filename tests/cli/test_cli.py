@@ -2,7 +2,6 @@
 
 import json
 import os
-import shutil
 import signal
 import subprocess
 import sys
@@ -185,13 +184,14 @@ def test_completion_in_bash(capsys, words, offered):
     assert set(done.stdout.split()) == offered
 
 
-@pytest.mark.parametrize("shell", ["zsh", "fish"])
-def test_completion_scripts_of_other_shells(capsys, shell):
-    assert cli.main(["completion", shell]) == 0
-    script = capsys.readouterr().out
-    assert "humanoid_omni" in script
-    if shutil.which(shell):
-        subprocess.run([shell, "-n"], input=script, text=True, check=True)
+def test_completion_in_zsh_is_that_of_bash(capsys):
+    scripts = []
+    for shell in ("bash", "zsh"):
+        assert cli.main(["completion", shell]) == 0
+        scripts.append(capsys.readouterr().out)
+    first, _, rest = scripts[1].partition("\n")
+    assert "bashcompinit" in first
+    assert rest == scripts[0]
 
 
 def test_help_names_commands_and_exit_codes(capsys):

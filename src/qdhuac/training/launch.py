@@ -19,7 +19,7 @@ from qdhuac.environment import versions
 from qdhuac.errors import RunFailed, UserError, os_errors_as
 from qdhuac.store import checkpoint
 from qdhuac.store.run_folder import RunDir
-from qdhuac.training import loggers
+from qdhuac.training import counters, loggers
 
 if TYPE_CHECKING:
     from qdhuac.tasks.base import Task
@@ -115,7 +115,7 @@ def resume(
         for folder in folders:
             folder.lock()
         runs = [(_change(folder.read_config(), changes, algorithm), folder) for folder in folders]
-        done = [_done(settings, checkpoint.newest(folder.checkpoints).record) for settings, folder in runs]
+        done = [_done(settings, checkpoint.newest(folder.checkpoints)) for settings, folder in runs]
         if all(done):
             raise UserError(done[0])
         if len(runs) > 1 and (process.of > 1 or runs[0][0].run.devices > 1):
@@ -226,19 +226,13 @@ def _what_must_agree(process: Process, settings: Config, folder: RunDir) -> dict
     return has
 
 
-def _done(settings: Config, record: dict[str, Any]) -> str:
+def _done(settings: Config, saved: checkpoint.Checkpoint) -> str:
     """The error of a run that has reached its goal; empty if it has not."""
-    goal, done = settings.run, record.get("counters", {})
-    try:
-        generations, env_steps = int(done.get("generation", 0)), int(done.get("env_steps", 0))
-    except (AttributeError, TypeError, ValueError):
-        raise UserError("the newest checkpoint has other counters than this version of qdhuac") from None
-    # A run that was stopped while learning has made its last steps, but not all of their updates.
-    steps_reached = not record.get("pending") and 0 < goal.env_steps <= env_steps
-    if not (0 < goal.generations <= generations or steps_reached):
+    goal, (done, pending) = settings.run, counters.read(saved)
+    if not counters.finished(goal, done, pending):
         return ""
     return (
-        f"nothing left to do: the run has made {generations} generations and {env_steps} steps, and its goal is "
-        f"run.generations={goal.generations}, run.env_steps={goal.env_steps} (0: none); "
+        f"nothing left to do: the run has made {done.generation} generations and {done.env_steps} steps, and its goal "
+        f"is run.generations={goal.generations}, run.env_steps={goal.env_steps} (0: none); "
         "give a larger --generations or --env-steps"
     )
