@@ -303,9 +303,8 @@ def test_a_run_without_a_metric_that_is_compared_is_left_out_and_named(tmp_path,
 @pytest.mark.parametrize(
     ("damage", "words"),
     [
-        ("gap", "has a gap: generation 4 expected, found 5"),
+        ("gap", "has a gap: no generation 4"),
         ("hole", "has no qd_score in generation 4"),
-        ("backwards", "has no new environment steps in generation 4"),
         ("torn", "line 3"),
     ],
 )
@@ -317,8 +316,6 @@ def test_metrics_with_a_gap_are_named_and_left_out(tmp_path, refused, damage, wo
         del rows[3]
     if damage == "hole":
         rows[3]["qd_score"] = None
-    if damage == "backwards":
-        rows[3]["env_steps"] = rows[2]["env_steps"]
     rewrite(path, rows)
     if damage == "torn":
         path.write_text(path.read_text().replace('"generation": 3', '"gen'))

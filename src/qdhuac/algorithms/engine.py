@@ -15,7 +15,7 @@ from typing import Any, NamedTuple, Protocol
 import jax
 import jax.numpy as jnp
 
-from qdhuac.emitters.base import Offspring, Seen, Slots, operators
+from qdhuac.emitters.base import Seen, Slots, operators
 from qdhuac.errors import UserError
 from qdhuac.learning.replay import Replay
 from qdhuac.types import (
@@ -134,7 +134,11 @@ class QDAlgorithm:
             generation=jnp.full(size, state.generation, jnp.int32),
         )
         parent_fitness = jnp.where(slots[:, 0] < 0, jnp.nan, state.archive.fitness[slots[:, 0]])
-        return Emission(genotypes, provenance, parent_fitness, self._exploration(parts), self._targets(parts))
+        heads = [part.head for part in parts]  # those of deterministic rollouts are not looked at
+        is_stochastic = self._per_emitter([head is not None for head in heads])
+        exploration = None if (head := self._filled(heads, 0.0)) is None else Exploration(head, is_stochastic)
+        target = self._filled([part.target for part in parts], math.nan)
+        return Emission(genotypes, provenance, parent_fitness, exploration, target)
 
     def tell(self, state: State, emission: Emission, evaluation: Evaluation) -> tuple[State, Told]:
         """The genotypes compete for the archive; the transitions of those that did not fail are stored."""
@@ -181,24 +185,17 @@ class QDAlgorithm:
             [jnp.full(n, value, jnp.result_type(value)) for value, (_, n) in zip(values, self.emitters, strict=True)]
         )
 
-    def _exploration(self, parts: list[Offspring]) -> Exploration | None:
-        """The heads of stochastic rollouts; those of the others are zero and not looked at."""
-        heads = [part.head for part in parts if part.head is not None]
-        if not heads:
+    def _filled(self, values: list[Any], blank: float) -> Any:
+        """One value per genotype from one tree per emitter, `blank` where that is None. None if it is None for all."""
+        given = [value for value in values if value is not None]
+        if not given:
             return None
-        blank = [
-            jax.tree.map(lambda x, n=n: jnp.zeros((n, *x.shape[1:]), x.dtype), heads[0]) if part.head is None else None
-            for part, (_, n) in zip(parts, self.emitters, strict=True)
-        ]
-        head = _joined([part.head if none is None else none for part, none in zip(parts, blank, strict=True)])
-        return Exploration(head, self._per_emitter([part.head is not None for part in parts]))
 
-    def _targets(self, parts: list[Offspring]) -> Array | None:
-        """The descriptors that genotypes were made for [B, D], nan where there is none."""
-        if all(part.target is None for part in parts):
-            return None
-        nowhere = [jnp.full((n, self.descriptor_size), jnp.nan) for _, n in self.emitters]
-        return jnp.concatenate([n if p.target is None else p.target for p, n in zip(parts, nowhere, strict=True)])
+        def blanks(n: int) -> Any:
+            return jax.tree.map(lambda x: jnp.full((n, *x.shape[1:]), blank, x.dtype), given[0])
+
+        sizes = [n for _, n in self.emitters]
+        return _joined([blanks(n) if value is None else value for value, n in zip(values, sizes, strict=True)])
 
     def _tell_emitters(self, states: tuple[Any, ...], told: Told) -> tuple[Any, ...]:
         """Tell each emitter the results of its own genotypes."""
