@@ -40,7 +40,7 @@ def key(
 
 @dataclasses.dataclass(frozen=True)
 class TaskConfig:
-    name: str = key("halfcheetah", "the robot and what it is asked to do")
+    name: str = key("halfcheetah", "the robot and its task")
     backend: str = key("auto", "the physics engine; 'auto': native on a CPU, mjx on an accelerator", choices=BACKENDS)
     episode_length: int = key(1000, "steps of an episode", ge=1, le=100_000)
     after_termination: str = key(
@@ -69,9 +69,11 @@ class RunConfig:
     env_steps: int = key(300_000, "stop after so many environment steps; 0: no such bound", ge=0, le=10**12)
     checkpoint_minutes: float = key(5.0, "wall time between checkpoints; there is always one at the end", ge=0)
     checkpoint_generations: int = key(0, "also after every so many generations; 0: by time alone", ge=0, le=10**12)
-    chunk: int = key(4, "learner updates between two looks at signals and the clock", ge=1, le=1_000_000)
+    chunk: int = key(4, "learner updates between two checks of signals and the clock", ge=1, le=1_000_000)
     devices: int = key(1, "spread rollouts, minibatches and the replay buffer over so many devices", ge=1, le=100_000)
-    failure_budget: int = key(100, "non-finite evaluations or updates after which the run gives up", ge=0, le=10**12)
+    failure_budget: int = key(
+        100, "non-finite evaluations and updates that a run may have; more end it", ge=0, le=10**12
+    )
 
 
 # Sections of algorithms. A section may be another one with more keys or other defaults.

@@ -1,8 +1,9 @@
 """DCRL-MAP-Elites (Faldor, Chalumeau, Flageat and Cully, 2024): PGA-ME conditioned on a descriptor.
 
 ``Q(s, a | d)`` and ``pi(s | d)`` are TD3's networks on the observation and a wanted descriptor side by side. A rollout
-that was made for d' and behaved like d is stored as one for d', with rewards times ``exp(-|d - d'| / L)``. Wanted were:
-by a gradient child its parent's descriptor, by an injected actor that of a random elite, by all others their own.
+that was made for d' and behaved like d is stored as one for d', with rewards times ``exp(-|d - d'| / L)``. The wanted
+descriptor is that of the parent for a gradient child, that of a random elite for an injected actor, and the measured
+one for all others.
 """
 
 from __future__ import annotations
@@ -54,7 +55,7 @@ class Conditioning:
         """Append the wanted descriptor to observations, and scale rewards by similarity."""
         assert emission.target is not None
         t, _ = check_transitions(Replay(1, self.policy.obs_size, self.policy.action_size).columns, evaluation)
-        # What is not finite in a descriptor rejects the rollout as such; here it must not spoil the count of rows.
+        # A non-finite descriptor rejects the rollout later, by its own name and not as a bad observation.
         reached = jnp.nan_to_num(self.normalise(evaluation.descriptor))
         wanted = jnp.where(jnp.isnan(emission.target), reached, self.normalise(emission.target))  # [B, D]
         similarity = jnp.exp(-jnp.linalg.norm(reached - wanted, axis=-1) / self.lengthscale)

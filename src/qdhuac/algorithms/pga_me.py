@@ -1,6 +1,6 @@
 """PGA-MAP-Elites (Nilsson and Cully, 2021): half of the offspring by Iso+Line, half by climbing a TD3 critic.
 
-The critics and their greedy actor learn from everybody's transitions; the actor is one of the offspring.
+The critics and their greedy actor learn from the transitions of all rollouts; the actor is one of the offspring.
 """
 
 from __future__ import annotations

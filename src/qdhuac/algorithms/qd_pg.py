@@ -1,7 +1,7 @@
 """QD-PG (Pierrot et al., 2022), in the form of its authors' later QDax version.
 
-Two TD3 learners share the replay buffer: one is paid the task's reward, the other the novelty of the foot contacts
-that a step leads to. Parents climb the one or the other, and both greedy actors are among the offspring.
+Two TD3 learners share the replay buffer. The rewards of one are the task's, those of the other the novelty of the foot
+contacts after the step. Parents climb one critic or the other, and both greedy actors are among the offspring.
 """
 
 from __future__ import annotations

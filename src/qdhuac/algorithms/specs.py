@@ -202,7 +202,7 @@ def archive(wanted: str) -> ArchiveSpec:
 
 
 def builder(where: str) -> Callable[..., Any]:
-    """The function that `module:function` names. From here on JAX is needed."""
+    """Import the function that `module:function` names, and with it JAX."""
     module, _, name = where.partition(":")
     return getattr(importlib.import_module(module), name)
 
@@ -298,7 +298,7 @@ def _from_dict(data: Values) -> Config:
 def _imported(what: str, wanted: str, kind: type) -> Any:
     module, _, name = wanted.partition(":")
     if "" not in sys.path:
-        sys.path.insert(0, "")  # a module beside the one who calls, as for `python -m`
+        sys.path.insert(0, "")  # modules in the working folder, as for `python -m`
     try:
         found = getattr(importlib.import_module(module), name)
     except (ImportError, AttributeError, ValueError) as error:

@@ -75,8 +75,9 @@ class Results:
         steps = np.array(sorted({row["env_steps"] for rows in found for row in rows}))
         values = []
         for rows in found:
-            mine = np.array([number(row, measure) for row in rows])
-            values.append(_at(measure, [r["env_steps"] for r in rows], np.nancumsum(mine) if summed else mine, steps))
+            numbers = np.array([number(row, measure) for row in rows])
+            numbers = np.nancumsum(numbers) if summed else numbers
+            values.append(_at(measure, [row["env_steps"] for row in rows], numbers, steps))
         return steps, np.array(values).reshape(len(found), len(steps))
 
     def mean_at(self, task: str, label: str, measure: str, when: np.ndarray) -> np.ndarray:

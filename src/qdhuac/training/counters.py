@@ -47,6 +47,6 @@ def read(saved: Checkpoint) -> tuple[Counters, Pending | None]:
 
 
 def finished(goal: RunConfig, counters: Counters, pending: Pending | None) -> bool:
-    """Whether a run has reached its goal. One that was stopped while learning has not made all updates of its steps."""
+    """True if a run has reached its goal. While updates of its last generation are pending, it has not."""
     steps_reached = pending is None and 0 < goal.env_steps <= counters.env_steps
     return 0 < goal.generations <= counters.generation or steps_reached

@@ -128,8 +128,7 @@ class Trainer:
             self.state, metrics, told = self._tell(self.state, emission, evaluation)
             metrics, told = jax.device_get((metrics, told))
         for i, recorder in going:
-            mine, newcomers = self._one((metrics, told), i)
-            recorder.told(mine, newcomers, dict(times))
+            recorder.told(self._one(metrics, i), self._one(told, i), dict(times))
         return True
 
     def _evaluate(self, emission: Emission, keys: Any) -> Evaluation:
