@@ -16,12 +16,13 @@ from qdhuac import __version__, cli, config
 from qdhuac.algorithms import specs
 from qdhuac.errors import UserError
 from qdhuac.report import study_figures
+from qdhuac.report.study_tables import TABLES
 from qdhuac.store import checkpoint
 from qdhuac.store.run_folder import RunDir
 from qdhuac.studies import catalogue, commands, local
 from qdhuac.studies.catalogue import STUDIES
 from qdhuac.studies.folder import FINISHED, MISSING, STARTED, Found, look
-from qdhuac.studies.results import TABLES, collect
+from qdhuac.studies.results import collect
 
 STUDY = ["study", "target", "--scale", "smoke", "--jobs", "2", "--root"]
 

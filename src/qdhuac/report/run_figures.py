@@ -46,8 +46,7 @@ _STYLE = BASE | {
 def curve(x: Sequence[float], y: Sequence[float | None], title: str) -> Figure:
     """Draw a learning curve, with gaps where there is no value."""
     with matplotlib.rc_context(_STYLE):
-        figure = Figure(figsize=(4.6, 2.7), layout="constrained")
-        axes = figure.subplots()
+        figure, ((axes,),) = panels(1, 1, (4.6, 2.7))
         values = np.array([np.nan if v is None else v for v in y], float)
         axes.plot(x, values, color=ACCENT, linewidth=1.8, marker="o" if len(values) < 25 else None, markersize=3)
         axes.set_title(title)
@@ -65,8 +64,7 @@ def archive(
     descriptor, fitness = descriptor[order], fitness[order]
     with matplotlib.rc_context(_STYLE):
         if dimensions == 1:
-            figure = Figure(figsize=(7.2, 3.2), layout="constrained")
-            axes = figure.subplots()
+            figure, ((axes,),) = panels(1, 1, (7.2, 3.2))
             axes.scatter(descriptor[:, 0], fitness, c=fitness, cmap="viridis", s=24, linewidths=0)
             axes.set_xlabel(labels[0])
             axes.set_ylabel("fitness")
@@ -77,8 +75,7 @@ def archive(
         columns = min(3, len(pairs))
         rows = -(-len(pairs) // columns)
         size, dot = ((5.2, 4.3), 26) if len(pairs) == 1 else ((3.0 * columns + 0.8, 2.9 * rows), 14)
-        figure = Figure(figsize=size, layout="constrained")
-        grid = figure.subplots(rows, columns, squeeze=False)
+        figure, grid = panels(rows, columns, size)
         for axes, (a, b) in zip(grid.flat, pairs, strict=False):
             dots = axes.scatter(descriptor[:, a], descriptor[:, b], c=fitness, cmap="viridis", s=dot, linewidths=0)
             axes.set(xlabel=labels[a], ylabel=labels[b])
@@ -101,6 +98,12 @@ def svg(figure: Figure) -> str:
     text = re.sub(r'(<svg [^>]*?)width="[\d.]+pt" height="[\d.]+pt"', r"\1", text, count=1, flags=re.DOTALL)
     text = re.sub(r"<metadata>.*?</metadata>", "", text, flags=re.DOTALL)
     return text.replace(_INK, "currentColor").replace("'DejaVu Sans'", "system-ui, 'DejaVu Sans'")
+
+
+def panels(rows: int, columns: int, size: tuple[float, float], **shared: Any) -> tuple[Figure, np.ndarray]:
+    """A figure of that size, in inches, and its axes [rows, columns]."""
+    figure = Figure(figsize=size, layout="constrained")
+    return figure, figure.subplots(rows, columns, squeeze=False, **shared)
 
 
 def tidy(axes: Any) -> None:

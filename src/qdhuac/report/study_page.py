@@ -12,8 +12,9 @@ from pathlib import Path
 from qdhuac import __version__
 from qdhuac.errors import RunFailed
 from qdhuac.report.run_page import document, html_table
+from qdhuac.report.study_tables import TABLES, markdown, provenance, tables
 from qdhuac.store.files import replace_file
-from qdhuac.studies.results import TABLES, Results, Table, as_csv, collect, markdown, provenance, tables
+from qdhuac.studies.results import Results, Table, as_csv, collect
 
 STYLE = "figure { background: #fff } figure img { max-width: 100%; height: auto; display: block }\n"
 

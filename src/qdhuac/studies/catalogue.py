@@ -54,7 +54,7 @@ class Study:
     settings: tuple[Setting, ...]
     steps: int
     figures: tuple[str, ...] = ("curves", "relative", "final")  # of `report.study_figures.FIGURES`
-    tables: tuple[str, ...] = ("summary", "aggregate")  # of `studies.results.TABLES`
+    tables: tuple[str, ...] = ("summary", "aggregate")  # of `report.study_tables.TABLES`
     varied: str = ""  # what `x` of the settings means
 
 
