@@ -252,7 +252,7 @@ def test_more_devices_than_the_machine_has_are_refused(tmp_path, monkeypatch, to
 )
 def test_sizes_that_are_not_divisible_by_the_devices_are_refused(changes, text):
     specs.make("qdhuac", "smoke", changes)
-    with pytest.raises(UserError, match=f"{text}: run.devices=2 do not divide it"):
+    with pytest.raises(UserError, match=f"{text}: must be divisible by run.devices=2"):
         specs.make("qdhuac", "smoke", changes | {"run.devices": 2})
 
 

@@ -253,7 +253,7 @@ def validate(config: Config) -> Config:
     known, devices = configuration.keys(config), config.run.devices
     for name in split:
         size = configuration.get(config, name) if name in known else 0
-        require(size % devices == 0, f"{name}={size}: run.devices={devices} do not divide it")
+        require(size % devices == 0, f"{name}={size}: must be divisible by run.devices={devices}")
     return config
 
 

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import argparse
 
-from qdhuac.cli.common import add_number, add_run_dir, add_seed, load
+from qdhuac.cli.common import add_number, add_seed, load
 
 
 def add(parser: argparse.ArgumentParser) -> None:
     """The options of `qdhuac evaluate`."""
-    add_run_dir(parser)
+    parser.add_argument("run_dir", metavar="RUN_DIR")
     add_number(parser, "--episodes", "episodes per individual, default 8", high=100_000, default=8)
     add_seed(parser)
 
