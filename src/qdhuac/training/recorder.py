@@ -162,8 +162,6 @@ class Recorder:
         record: dict[str, Any] = {
             "counters": dataclasses.asdict(done),
             "pending": dataclasses.asdict(self.pending) if self.pending else None,
-            "versions": versions(),
-            "arrays": {name: [str(array.dtype), *array.shape] for name, array in arrays.items()},
             "repertoire": self._metadata(),
         }
         name = checkpoint.name(done.generation + (self.pending is not None), done.gradient_updates)
