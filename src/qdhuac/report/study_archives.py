@@ -10,7 +10,7 @@ import numpy as np
 from matplotlib.figure import Figure
 
 from qdhuac.errors import UserError
-from qdhuac.report.run_figures import descriptor_labels, panels, tidy
+from qdhuac.report.run_figures import descriptor_labels, panels, scatter, tidy
 from qdhuac.store import history, repertoire
 from qdhuac.store.run_folder import REPERTOIRE, RunDir
 from qdhuac.studies.results import NAMES, Results
@@ -48,9 +48,12 @@ def archive_maps(task: str, found: Mapping[str, Archive]) -> Figure:
     rows = -(-len(found) // columns)
     figure, grid = panels(rows, columns, (2.2 * columns + 0.9, 2.1 * rows + 0.4), sharex=True, sharey=True)
     every = np.concatenate([fitness for _, fitness, _ in found.values()])
-    scale = {"vmin": float(every.min()), "vmax": float(every.max()), "cmap": "viridis"}
+    scale: dict[str, Any] = {"vmin": float(every.min()), "vmax": float(every.max())}
     for axes, (label, (descriptor, fitness, bounds)) in zip(grid.flat, found.items(), strict=False):
-        coloured = _archive(axes, descriptor, fitness, np.asarray(bounds, float), scale)
+        if descriptor.shape[1] == 4:
+            coloured = _feet(axes, descriptor, fitness, np.asarray(bounds, float), **scale)
+        else:
+            coloured = scatter(axes, descriptor, fitness, bounds, s=9, **scale)
         axes.set_title(label)
     for axes in grid.flat[len(found) :]:
         axes.set_visible(False)
@@ -66,25 +69,15 @@ def archive_maps(task: str, found: Mapping[str, Archive]) -> Figure:
     return figure
 
 
-def _archive(axes: Any, descriptor: np.ndarray, fitness: np.ndarray, bounds: np.ndarray, scale: dict[str, Any]) -> Any:
-    """Draw an archive as points, or as a grid of grids for four feet. Return what a colour bar needs."""
-    order = np.argsort(fitness)  # the best on top
-    descriptor, fitness, size = descriptor[order], fitness[order], descriptor.shape[1]
-    low, high = bounds
-    if size < 4:
-        y = fitness if size == 1 else descriptor[:, 1]
-        dots = axes.scatter(descriptor[:, 0], y, c=fitness, s=9, linewidths=0, **scale)
-        margin = 0.04 * (high - low)
-        axes.set_xlim(low[0] - margin[0], high[0] + margin[0])
-        if size > 1:
-            axes.set_ylim(low[1] - margin[1], high[1] + margin[1])
-        tidy(axes)
-        return dots
+def _feet(axes: Any, descriptor: np.ndarray, fitness: np.ndarray, bounds: np.ndarray, **scale: float) -> Any:
+    """Draw the archive of a robot with four feet as a grid of grids. Return what a colour bar needs."""
+    order = np.argsort(fitness)
+    descriptor, fitness, (low, high) = descriptor[order], fitness[order], bounds
     cells = np.clip(((descriptor - low) / (high - low) * BINS).astype(int), 0, BINS - 1)
     picture = np.full((BINS**2, BINS**2), np.nan)  # each cell is the best of its bin
     picture[cells[:, 2] * BINS + cells[:, 3], cells[:, 0] * BINS + cells[:, 1]] = fitness
     borders = np.arange(BINS**2 + 1) / BINS**2
-    image = axes.pcolormesh(borders, borders, picture, **scale)
+    image = axes.pcolormesh(borders, borders, picture, cmap="viridis", **scale)
     for edge in range(1, BINS):
         axes.axvline(edge / BINS, color="#808080", linewidth=0.5)
         axes.axhline(edge / BINS, color="#808080", linewidth=0.5)
