@@ -7,9 +7,9 @@ import jax.numpy as jnp
 
 from qdhuac.algorithms import AlgorithmSpec, QDAlgorithm
 from qdhuac.algorithms.specs import ArchiveSpec
-from qdhuac.config import key
 from qdhuac.emitters import Offspring, Stateless
 from qdhuac.emitters.base import one_parent
+from qdhuac.keys import key
 
 
 @dataclasses.dataclass(frozen=True)

@@ -22,8 +22,8 @@ from qdhuac.config import (
     NoveltyConfig,
     ReplayConfig,
     TD3Config,
-    require,
 )
+from qdhuac.keys import require
 from qdhuac.tasks.robots import TASKS, robot
 
 Values = Mapping[str, Any]

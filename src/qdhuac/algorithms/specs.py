@@ -17,8 +17,9 @@ from typing import TYPE_CHECKING, Any
 from qdhuac import config as configuration
 from qdhuac.algorithms import settings
 from qdhuac.algorithms.settings import Values
-from qdhuac.config import OWN, Config, check_choice, require
+from qdhuac.config import OWN, Config
 from qdhuac.errors import UserError
+from qdhuac.keys import check_choice, require
 from qdhuac.tasks.robots import TASKS
 
 if TYPE_CHECKING:

@@ -13,6 +13,7 @@ from qdhuac.algorithms import specs
 from qdhuac.cli.common import add_number, add_open_choice, add_training, changes, process, write_reports
 from qdhuac.config import OWN, Config
 from qdhuac.errors import UserError, reason
+from qdhuac.keys import allowed
 from qdhuac.tasks.robots import TASKS
 
 _DEFAULT = Config()
@@ -100,8 +101,8 @@ def keys(settings: Config) -> str:
             found = config.get(settings, name)
             shown = found if isinstance(found, str) else tomli_w.dumps({"v": found})[len("v = ") :]
             shown = "".join(shown.split()).replace(",]", "]")
-            allowed = config.allowed(field)
-            lines.append(f"{name}={shown}\n    {field.metadata['doc']}{f' [{allowed}]' if allowed else ''}")
+            values = allowed(field)
+            lines.append(f"{name}={shown}\n    {field.metadata['doc']}{f' [{values}]' if values else ''}")
     return "\n".join(lines)
 
 

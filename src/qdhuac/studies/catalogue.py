@@ -15,7 +15,8 @@ from typing import Any
 
 from qdhuac import config
 from qdhuac.algorithms import specs
-from qdhuac.config import Config, check_choice
+from qdhuac.config import Config
+from qdhuac.keys import check_choice
 
 SEEDS = {"smoke": 2, "laptop": 3, "paper": 5}  # default number of seeds at each scale
 SCALES = tuple(SEEDS)
