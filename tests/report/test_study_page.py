@@ -111,7 +111,7 @@ def test_the_report_of_a_study_is_complete_and_self_contained(root, capsys):
     assert page.count("<img ") == len(FIGURES["target"])
     assert not re.search(r'(src|href)="(?!data:)', page)
     assert "<script" not in page
-    assert "Polyak 0.005" in (folder / "table.md").read_text()
+    assert "Polyak 0.005" in (folder / "summary.csv").read_text()
     rows = [row for row in table(folder, "results") if row["config_sha256"]]
     assert {row["config_sha256"] for row in rows} == {run.fingerprint for run in catalogue.runs("target", "smoke", 2)}
 

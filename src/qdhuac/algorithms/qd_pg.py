@@ -79,7 +79,7 @@ def emitters(s: QDPGSettings, td3: TD3Learner, replay: Replay) -> Slots:
     rest = e.batch_size - lines
     half = (rest + 1) // 2
 
-    def both(part: Callable[[QDPGState], TD3State], n: int, *names: str) -> Slots:
+    def pair(part: Callable[[QDPGState], TD3State], n: int, *names: str) -> Slots:
         """The gradient children and the actor of one of the two learners."""
         climb = GradientChildren.of(
             e, td3, replay, value=lambda learner, obs, action: td3.value(part(learner), obs, action), name=names[0]
@@ -89,8 +89,8 @@ def emitters(s: QDPGSettings, td3: TD3Learner, replay: Replay) -> Slots:
 
     return slots(
         (IsoLine.of(e), lines),
-        *both(lambda learner: learner.quality, half, "gradient", "actor"),
-        *both(lambda learner: learner.diversity, rest - half, "diversity", "diversity"),
+        *pair(lambda learner: learner.quality, half, "gradient", "actor"),
+        *pair(lambda learner: learner.diversity, rest - half, "diversity", "diversity"),
     )
 
 

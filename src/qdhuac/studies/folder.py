@@ -109,7 +109,8 @@ def look(root: Path, run: Run) -> Found:
         changed = next(b for a, b in zip(ours.splitlines(), same.splitlines(), strict=True) if a != b)
         raise UserError(f"{path}: its configuration is not that of {run.name}: it has {changed}")
     rows = folder.read_metrics()
-    _check(path, rows, NEEDED + PROBED * getattr(getattr(run.config.settings, "learner", None), "probe", False))
+    learner = getattr(run.config.settings, "learner", None)
+    _check(path, rows, (*NEEDED, *PROBED) if getattr(learner, "probe", False) else NEEDED)
     done = bool(rows) and rows[-1]["env_steps"] >= run.config.run.env_steps
     # The report is written last: without it, the last checkpoint and repertoire may be missing too.
     whole = (path / REPORT).exists() or not folder.checkpoints.exists()

@@ -207,7 +207,8 @@ def mean(lines: Sequence[Mapping[str, Any]]) -> Mapping[str, Any]:
     for name, value in means.items():
         values = [line[name] for line in lines if line.get(name) is not None]
         if len(values) == len(lines):
-            means[name] = (round if isinstance(value, int) else float)(sum(values) / len(values))
+            average = sum(values) / len(values)
+            means[name] = round(average) if isinstance(value, int) else average
     return means
 
 

@@ -45,9 +45,10 @@ def use(devices: int) -> Iterator[None]:
     present = jax.devices()
     if devices > len(present):
         where = "this machine has" if jax.process_count() == 1 else "the processes together have"
-        hint = "; XLA_FLAGS=--xla_force_host_platform_device_count=N splits a CPU into N devices"
-        platform = present[0].platform
-        raise UserError(f"run.devices={devices}: {where} {len(present)} ({platform}){hint * (platform == 'cpu')}")
+        platform, hint = present[0].platform, ""
+        if platform == "cpu":
+            hint = "; XLA_FLAGS=--xla_force_host_platform_device_count=N splits a CPU into N devices"
+        raise UserError(f"run.devices={devices}: {where} {len(present)} ({platform}){hint}")
     if jax.process_count() > 1 and devices != len(present):
         raise UserError(f"run.devices={devices}: the processes have {len(present)} together; use them all")
     if devices == 1:

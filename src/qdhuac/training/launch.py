@@ -154,8 +154,9 @@ def _run(runs: Sequence[tuple[Config, RunDir]], path: Path, new: bool, options: 
     """Train runs, which are all in `path`. This is the part that needs JAX."""
     process = options.get("process", ALONE)
     leads = process.rank == 0
-    for _, folder in runs if leads else ():
-        print(f"run folder: {folder.path}", flush=True)
+    if leads:
+        for _, folder in runs:
+            print(f"run folder: {folder.path}", flush=True)
     from qdhuac.training import display as displays
     from qdhuac.training.signals import Stop
 
