@@ -62,6 +62,15 @@ def test_parents_are_drawn_uniformly_from_the_archive(name):
         assert np.all(parents[:, 1] == -1)
 
 
+def test_conditioned_children_are_made_for_the_descriptors_of_their_parents():
+    full = archive(POLICY)._replace(descriptor=jnp.arange(8.0)[:, None])
+    buffer, learner = stored([1.0], [1.0]), AGENT.init(jax.random.key(0))
+    made = EMITTERS["conditioned"].ask(jax.random.key(1), (), Seen(full, buffer, learner), 5)
+    np.testing.assert_array_equal(made.target[:, 0], made.parents[:, 0])
+    empty = full._replace(fitness=jnp.full(8, -jnp.inf))
+    assert np.isnan(EMITTERS["conditioned"].ask(jax.random.key(1), (), Seen(empty, buffer, learner), 5).target).all()
+
+
 LINEAR = Policy(OBS, 1, ())  # action = tanh(w obs + b)
 
 
