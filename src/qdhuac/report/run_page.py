@@ -250,7 +250,7 @@ def _evaluation(folder: RunDir) -> str:
         return head + html_table(("", "stored", "again"), evaluation_rows(summary))
     except FileNotFoundError:
         return ""
-    except (OSError, ValueError, RecursionError, KeyError, TypeError, AttributeError):
+    except (OSError, ValueError, RecursionError, KeyError, TypeError, AttributeError, OverflowError):
         folder.notes.append(f"{path}: not readable; left out of the report")
         return ""
 
