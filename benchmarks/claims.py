@@ -11,7 +11,8 @@ from collections.abc import Iterator, Mapping, Sequence
 import numpy as np
 from scipy.stats import binomtest, mannwhitneyu
 
-from qdhuac.studies.results import NAMES, Results, probed, short, steps_needed
+from qdhuac.report.study_tables import probed, short, steps_needed
+from qdhuac.studies.results import NAMES, Results
 
 ENOUGH = 3  # seeds that a verdict needs
 CHANCE = 0.05  # level of a one-sided test

@@ -22,7 +22,8 @@ import claims
 import numpy as np
 
 from qdhuac.report import study_figures
-from qdhuac.studies.results import MEASURES, NAMES, Results, Table, markdown, number, read_csv, short, tables
+from qdhuac.report.study_tables import markdown, short, tables
+from qdhuac.studies.results import MEASURES, NAMES, Results, Table, number, read_csv
 
 SOURCE = Path(__file__).parents[1] / "results" / "studies"
 TABLE = re.compile(r"(<!-- table: (\S+) (\S+) -->\n).*?(<!-- /table -->)", re.DOTALL)

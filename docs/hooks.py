@@ -16,6 +16,7 @@ from typing import Any
 from qdhuac import cli, config
 from qdhuac.algorithms import specs
 from qdhuac.config import Config
+from qdhuac.keys import allowed
 
 ROOT = Path(__file__).parent.parent
 SOURCE = ROOT / "src" / "qdhuac"
@@ -194,7 +195,7 @@ def _shown(value: Any) -> str:
 
 
 def _explained(field: dataclasses.Field[Any]) -> tuple[str, str]:
-    return _cell(config.allowed(field)), _cell(field.metadata["doc"])
+    return _cell(allowed(field)), _cell(field.metadata["doc"])
 
 
 def _cell(text: str) -> str:

@@ -103,9 +103,9 @@ def make_runner(tmp_path):
 @pytest.fixture
 def toys(monkeypatch):
     """Let the command line build toys instead of robots."""
-    monkeypatch.setattr("qdhuac.training.build.build_task", lambda settings, outside=None: ToyTask())
+    monkeypatch.setattr("qdhuac.training.build.build_task", lambda settings: ToyTask())
     monkeypatch.setattr(
-        "qdhuac.training.build.build_algorithm",
-        lambda settings, task, outside=None: toy_algorithm(ToyLearner if settings.algorithm == "qdhuac" else None),
+        "qdhuac.algorithms.specs.build",
+        lambda settings, task: toy_algorithm(ToyLearner if settings.algorithm == "qdhuac" else None),
     )
     monkeypatch.setattr("qdhuac.environment.prepare_jax", lambda: None)

@@ -55,7 +55,6 @@ def train(
         KeyboardInterrupt: Ctrl-C was pressed. The run is saved.
         SystemExit: SIGTERM was received or the terminal was closed. The run is saved.
     """
-    spec = specs.algorithm(algorithm)
     with watched(task) as checked:
         fixed: dict[str, Any] = {
             "task.name": config.OWN,
@@ -66,8 +65,8 @@ def train(
             fixed["policy.hidden"] = list(checked.policy.hidden)
         for key in fixed.keys() & (settings or {}).keys():
             raise UserError(f"settings: {key} is decided by the task, which has {fixed[key]!r}")
-        made = specs.make(spec, preset, {**(settings or {}), **fixed})
-        code = launch.train(made, Path(run_dir), task=checked, log=log, algorithm=spec)
+        made = specs.make(algorithm, preset, {**(settings or {}), **fixed})
+        code = launch.train(made, Path(run_dir), task=checked, log=log)
     return _unless_stopped(code, run_dir)
 
 

@@ -12,36 +12,24 @@ import difflib
 import math
 import os
 import tomllib
-import types
 from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import Any, get_args, get_type_hints
+from typing import Any, get_type_hints
 
 import tomli_w
 
 from qdhuac.errors import UserError
+from qdhuac.keys import check_choice as check_choice
+from qdhuac.keys import check_range, convert, key, require
 
 TASK_FOLDER = "task"  # of a run folder: copies of a task file and of what it names
 OWN = "own"  # a task of the user's, given from Python
 BACKENDS = ("auto", "native", "mjx")
 
 
-def key(
-    default: Any,
-    doc: str,
-    *,
-    ge: float | None = None,
-    gt: float | None = None,
-    le: float | None = None,
-    choices: tuple[str, ...] | None = None,
-) -> Any:
-    """A configuration key with its meaning and its allowed values."""
-    return dataclasses.field(default=default, metadata={"doc": doc, "ge": ge, "gt": gt, "le": le, "choices": choices})
-
-
 @dataclasses.dataclass(frozen=True)
 class TaskConfig:
-    name: str = key("halfcheetah", "the robot and what it is asked to do")
+    name: str = key("halfcheetah", "the robot and its task")
     backend: str = key("auto", "the physics engine; 'auto': native on a CPU, mjx on an accelerator", choices=BACKENDS)
     episode_length: int = key(1000, "steps of an episode", ge=1, le=100_000)
     after_termination: str = key(
@@ -74,9 +62,11 @@ class RunConfig:
     env_steps: int = key(300_000, "stop after so many environment steps; 0: no such bound", ge=0, le=10**12)
     checkpoint_minutes: float = key(5.0, "wall time between checkpoints; there is always one at the end", ge=0)
     checkpoint_generations: int = key(0, "also after every so many generations; 0: by time alone", ge=0, le=10**12)
-    chunk: int = key(4, "learner updates between two looks at signals and the clock", ge=1, le=1_000_000)
+    chunk: int = key(4, "learner updates between two checks of signals and the clock", ge=1, le=1_000_000)
     devices: int = key(1, "spread rollouts, minibatches and the replay buffer over so many devices", ge=1, le=100_000)
-    failure_budget: int = key(100, "non-finite evaluations or updates after which the run gives up", ge=0, le=10**12)
+    failure_budget: int = key(
+        100, "non-finite evaluations and updates that a run may have; more end it", ge=0, le=10**12
+    )
 
 
 # Sections of algorithms. A section may be another one with more keys or other defaults.
@@ -282,7 +272,7 @@ def replace(config: Config, values: Mapping[str, Any]) -> Config:
             raise UserError(f"unknown key {name!r} of algorithm {config.algorithm}; {hint}")
         section, _, leaf = name.rpartition(".")
         owner = sections(config)[section] if section else config
-        changed: Any = dataclasses.replace(owner, **{leaf: _convert(name, value, get_type_hints(type(owner))[leaf])})
+        changed: Any = dataclasses.replace(owner, **{leaf: convert(name, value, get_type_hints(type(owner))[leaf])})
         if not section:
             config = changed
         elif section in (*SHARED, "run"):
@@ -297,7 +287,7 @@ def check_ranges(config: Config) -> None:
     for name, field in keys(config).items():
         value = get(config, name)
         for item in value if isinstance(value, tuple) else (value,):
-            _check_range(name, item, field.metadata)
+            check_range(name, item, field)
     require(config.run.generations or config.run.env_steps, "run.generations and run.env_steps: one must be above 0")
 
 
@@ -315,13 +305,6 @@ def parse_assignments(assignments: Iterable[str]) -> dict[str, Any]:
         except (ValueError, RecursionError):  # not TOML, or a number with thousands of digits
             values[name] = text
     return values
-
-
-def check_choice(name: str, value: Any, choices: Iterable[str]) -> None:
-    """Refuse a value that is not one of the choices, naming them all."""
-    allowed = tuple(choices)
-    if value not in allowed:
-        raise UserError(f"unknown {name} {value!r}; choose from: {', '.join(allowed)}")
 
 
 def with_task_file(config: Config, folder: str | os.PathLike[str]) -> Config:
@@ -345,52 +328,3 @@ def to_dict(config: Config) -> dict[str, Any]:
 def to_toml(config: Config) -> str:
     """The configuration as the text of a TOML file."""
     return tomli_w.dumps(to_dict(config))
-
-
-def allowed(field: dataclasses.Field[Any]) -> str:
-    """The values that a key allows, in words; empty if it allows all of its type."""
-    if field.metadata["choices"] is not None:
-        return ", ".join(field.metadata["choices"])
-    words = {"ge": "at least", "gt": "above", "le": "at most"}
-    bounds = {word: field.metadata[bound] for bound, word in words.items()}
-    return ", ".join(f"{word} {bound:,}" for word, bound in bounds.items() if bound is not None)
-
-
-def _convert(name: str, value: Any, hint: Any) -> Any:
-    """The value as the key's type, or a UserError; an int is a float, a list of ints is a tuple."""
-    if hint is float and isinstance(value, int | float) and not isinstance(value, bool):
-        return float(value) if abs(value) < 1e300 or isinstance(value, float) else math.inf  # float(10**400) raises
-    if hint is int and isinstance(value, float) and value.is_integer():
-        return int(value)
-    if hint in (int, str, bool) and type(value) is hint:
-        return value
-    is_tuple = isinstance(hint, types.GenericAlias) and get_args(hint)[0] is int
-    if is_tuple and isinstance(value, list | tuple) and value and all(type(v) is int for v in value):
-        return tuple(value)
-    expected = (
-        "a list of whole numbers, such as [256, 256]"
-        if is_tuple
-        else {int: "a whole number", float: "a number", str: "text", bool: "true or false"}[hint]
-    )
-    raise UserError(f"{name}={value!r}: expected {expected}")
-
-
-def _check_range(name: str, value: Any, meta: Mapping[str, Any]) -> None:
-    if meta["choices"] is not None:
-        check_choice(name, value, meta["choices"])
-    bounds = [
-        (meta["ge"], "at least", lambda b: value >= b),
-        (meta["gt"], "above", lambda b: value > b),
-        (meta["le"], "at most", lambda b: value <= b),
-    ]
-    active = [(b, word, ok) for b, word, ok in bounds if b is not None]
-    if isinstance(value, float) and math.isinf(value):
-        raise UserError(f"{name}={value!r}: must be finite")
-    if any(not ok(b) for b, _, ok in active):
-        raise UserError(f"{name}={value!r}: must be {' and '.join(f'{word} {b}' for b, word, _ in active)}")
-
-
-def require(condition: Any, message: str) -> None:
-    """Refuse a configuration with a message unless the condition holds."""
-    if not condition:
-        raise UserError(message)

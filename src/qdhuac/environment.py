@@ -112,7 +112,7 @@ def prepare_jax() -> None:
 
 
 def is_writable(folder: Path) -> bool:
-    """Whether files can be written to a folder, which is made if it does not exist."""
+    """True if files can be written to a folder, which is made if it does not exist."""
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except (OSError, RuntimeError):

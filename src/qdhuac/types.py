@@ -24,7 +24,7 @@ class Transition(NamedTuple):
     reward: Array  # [...]
     terminal: Array  # [...] float 0 or 1
     next_obs: Array  # [..., obs_size] the true successor, never the next episode's first observation
-    contacts: Array | None = None  # [..., feet] which feet are on the ground after the step, for those who ask
+    contacts: Array | None = None  # [..., feet] which feet are on the ground after the step, if the algorithm needs it
 
 
 class Evaluation(NamedTuple):
@@ -80,7 +80,7 @@ class Metrics(NamedTuple):
     failures: dict[str, Array]  # how often something was not finite, by the tensor that was so first
 
     def __or__(self, other: Metrics) -> Metrics:
-        """Merge two sets of metrics; names of `other` take precedence."""
+        """Merge two sets of metrics; values of `other` take precedence."""
         return Metrics(*(mine | theirs for mine, theirs in zip(self, other, strict=True)))
 
 

@@ -6,7 +6,7 @@ import numpy as np
 from reach import STEPS, ReachTask, generation, made_by
 
 from qdhuac.algorithms import specs
-from qdhuac.training.build import build_algorithm
+from qdhuac.algorithms.specs import build as build_algorithm
 
 
 def test_it_learns_from_its_own_exploration_only():

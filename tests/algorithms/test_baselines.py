@@ -13,11 +13,11 @@ from reach import STEPS, ReachTask, generation, made_by, numbers
 from runs import OneRun as Runner
 
 from qdhuac.algorithms import specs
+from qdhuac.algorithms.specs import build as build_algorithm
 from qdhuac.emitters.base import Seen
 from qdhuac.errors import UserError
 from qdhuac.store.arrays import flatten
 from qdhuac.store.run_folder import RunDir
-from qdhuac.training.build import build_algorithm
 from qdhuac.training.display import Progress
 from qdhuac.training.signals import Stop
 
@@ -110,7 +110,8 @@ def test_gradient_children_climb_their_critic(trained):
     def value(genotype, slot):
         asked = obs
         if name == "dcrl_me":
-            d = climb.conditioning.normalise(state.archive.descriptor[slot])
+            low, high = jnp.asarray(task.spec.descriptor_bounds)
+            d = 2.0 * (state.archive.descriptor[slot] - low) / (high - low) - 1.0
             asked = jnp.concatenate([obs, jnp.broadcast_to(d, (256, len(d)))], -1)
         return jnp.mean(learner.value(inner, asked, task.policy.act(genotype, obs)))
 

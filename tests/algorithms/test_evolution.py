@@ -10,8 +10,9 @@ import numpy as np
 import pytest
 from reach import made_by, numbers
 
-from qdhuac.algorithms import evolution as by_evolution
+from qdhuac.algorithms import QDAlgorithm
 from qdhuac.archives import DominatedNoveltyArchive, GridArchive
+from qdhuac.emitters import IsoLine
 from qdhuac.metrics import PassiveGrid, scores
 from qdhuac.types import Evaluation
 
@@ -28,9 +29,8 @@ def evolution(kind, sigma_iso=0.0, sigma_line=0.0):
     def fresh(key):  # close to one corner, so that the rest must be discovered
         return {"x": 0.1 * jax.random.uniform(key, (2,)), "y": jnp.zeros(3)}
 
-    algorithm = by_evolution.evolution(
-        ARCHIVES[kind], fresh, descriptor_size=2, batch_size=BATCH, sigma_iso=sigma_iso, sigma_line=sigma_line
-    )
+    emitters = ((IsoLine(sigma_iso, sigma_line), BATCH),)
+    algorithm = QDAlgorithm(fresh=fresh, emitters=emitters, archive=ARCHIVES[kind], descriptor_size=2)
 
     def tell(state, emission, evaluation):
         state, told = algorithm.tell(state, emission, evaluation)

@@ -12,11 +12,11 @@ from reach import STEPS, ReachTask, generation, made_by, numbers
 
 from qdhuac import config as configuration
 from qdhuac.algorithms import specs
+from qdhuac.algorithms.specs import build as build_algorithm
 from qdhuac.emitters import gradient
 from qdhuac.emitters.base import Seen
 from qdhuac.emitters.gradient import gradient_mutation
 from qdhuac.errors import UserError
-from qdhuac.training.build import build_algorithm
 
 
 def make(**overrides):

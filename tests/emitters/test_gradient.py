@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from probes import OBS, POLICY, td3
 
-from qdhuac.algorithms.dcrl_me import ConditionedActor, ConditionedChildren, Conditioning
+from qdhuac.algorithms.dcrl_me import ConditionedActor, Conditioning
 from qdhuac.emitters import gradient
 from qdhuac.emitters.base import Seen
 from qdhuac.emitters.gradient import GradientChildren, gradient_mutation
@@ -44,7 +44,7 @@ CONDITIONING = Conditioning(POLICY, ((-1.0,), (1.0,)), 0.1)
 EMITTERS = {
     "isoline": IsoLine(),
     "gradient": GradientChildren(lambda learner, obs, action: action[:, 0], POLICY, REPLAY, 4, 1, RATE),
-    "conditioned": ConditionedChildren(CONDITIONING, AGENT, REPLAY, 0, RATE),
+    "conditioned": GradientChildren(AGENT.value, POLICY, REPLAY, 4, 0, RATE, condition=CONDITIONING.condition),
     "conditioned actor": ConditionedActor(CONDITIONING, AGENT),
 }
 
@@ -60,6 +60,15 @@ def test_parents_are_drawn_uniformly_from_the_archive(name):
         assert np.all(np.abs(counts[[1, 3, 4, 6]] - n / 4) < 5 * np.sqrt(n * 3 / 16))  # five standard deviations
     if name != "isoline":
         assert np.all(parents[:, 1] == -1)
+
+
+def test_conditioned_children_are_made_for_the_descriptors_of_their_parents():
+    full = archive(POLICY)._replace(descriptor=jnp.arange(8.0)[:, None])
+    buffer, learner = stored([1.0], [1.0]), AGENT.init(jax.random.key(0))
+    made = EMITTERS["conditioned"].ask(jax.random.key(1), (), Seen(full, buffer, learner), 5)
+    np.testing.assert_array_equal(made.target[:, 0], made.parents[:, 0])
+    empty = full._replace(fitness=jnp.full(8, -jnp.inf))
+    assert np.isnan(EMITTERS["conditioned"].ask(jax.random.key(1), (), Seen(empty, buffer, learner), 5).target).all()
 
 
 LINEAR = Policy(OBS, 1, ())  # action = tanh(w obs + b)

@@ -7,9 +7,9 @@ import jax.numpy as jnp
 
 from qdhuac.algorithms import AlgorithmSpec, QDAlgorithm
 from qdhuac.algorithms.specs import ArchiveSpec
-from qdhuac.config import key
 from qdhuac.emitters import Offspring, Stateless
 from qdhuac.emitters.base import one_parent
+from qdhuac.keys import key
 
 
 @dataclasses.dataclass(frozen=True)
@@ -68,4 +68,4 @@ def build_archive(config, bounds):
 
 SMOKE = {"task.episode_length": 8, "archive.capacity": 16, "policy.hidden": (16, 16), "run.generations": 5}
 SPEC = AlgorithmSpec("nudge", "Nudge", "noise", Settings, "outside:build", {"smoke": {**SMOKE, "run.env_steps": 0}})
-NEWEST = ArchiveSpec("newest", "keeps the newest individuals", "outside:build_archive", on_cells=False)
+NEWEST = ArchiveSpec("newest", "keeps the newest individuals", "outside:build_archive")

@@ -6,8 +6,9 @@ import jax
 import jax.numpy as jnp
 
 from qdhuac.algorithms import specs
-from qdhuac.algorithms.evolution import evolution
+from qdhuac.algorithms.engine import QDAlgorithm
 from qdhuac.archives.dns import DominatedNoveltyArchive
+from qdhuac.emitters.isoline import IsoLine
 from qdhuac.tasks import TaskSpec
 from qdhuac.types import Evaluation, Metrics
 
@@ -59,7 +60,8 @@ def toy_algorithm(learner=None, updates_per_step=0.5):
     def fresh(key):
         return {"x": jax.random.normal(key, (4,))}
 
-    algorithm = evolution(DominatedNoveltyArchive(16, 3), fresh, descriptor_size=2, batch_size=6)
+    archive, emitters = DominatedNoveltyArchive(16, 3), ((IsoLine(), 6),)
+    algorithm = QDAlgorithm(fresh=fresh, emitters=emitters, archive=archive, descriptor_size=2)
     if learner is None:
         return algorithm
     return dataclasses.replace(algorithm, learner=learner(), updates_per_step=updates_per_step)

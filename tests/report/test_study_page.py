@@ -14,6 +14,7 @@ from fake_study import write_run, write_study
 
 from qdhuac import cli, config
 from qdhuac.errors import UserError
+from qdhuac.report import study_archives, study_tables
 from qdhuac.report import study_figures as figures
 from qdhuac.store.run_folder import REPERTOIRE, RunDir
 from qdhuac.studies import catalogue, results
@@ -58,7 +59,7 @@ def test_results_are_the_same_from_runs_and_from_their_csv_file(name, root, tmp_
         csv.writer(file).writerows([head, *rows])
     again = results.read_csv(tmp_path / "results.csv")
     assert results.as_csv(again) == (head, rows)
-    assert list(results.tables(again)) == list(results.tables(found))
+    assert list(study_tables.tables(again)) == list(study_tables.tables(found))
     drawn = {name for name, *_ in figures.draw(again)}
     assert drawn == {name for name in FIGURES[name] if not name.startswith("archives-")}  # those need the runs
 
@@ -110,7 +111,7 @@ def test_the_report_of_a_study_is_complete_and_self_contained(root, capsys):
     assert page.count("<img ") == len(FIGURES["target"])
     assert not re.search(r'(src|href)="(?!data:)', page)
     assert "<script" not in page
-    assert "Polyak 0.005" in (folder / "table.md").read_text()
+    assert "Polyak 0.005" in (folder / "summary.csv").read_text()
     rows = [row for row in table(folder, "results") if row["config_sha256"]]
     assert {row["config_sha256"] for row in rows} == {run.fingerprint for run in catalogue.runs("target", "smoke", 2)}
 
@@ -131,7 +132,7 @@ def test_many_missing_runs_are_one_line_in_the_terminal_and_all_named_on_the_pag
 def test_tables_hold_the_stored_numbers(root):
     folder = write_study(root, "target", "smoke", 2)
     found = collect(folder)
-    head, rows = results.summary(found)
+    head, rows = study_tables.summary(found)
     stored = []
     for run in catalogue.runs("target", "smoke", 2):
         if run.label == "Polyak 0.005":
@@ -139,17 +140,17 @@ def test_tables_hold_the_stored_numbers(root):
             stored.append(json.loads(last)["max_fitness"])
     cell = next(row for row in rows if row[1] == "Polyak 0.005")[head.index("max fitness")]
     mean, spread = np.mean(stored), np.std(stored, ddof=1)
-    assert cell == f"{results.short(mean)} ± {results.short(spread)}"
+    assert cell == f"{study_tables.short(mean)} ± {study_tables.short(spread)}"
     assert {row[head.index("generations")] for row in rows} == {"10"}
 
 
 def test_what_the_algorithms_keep_has_a_table_of_its_own(root):
     found = collect(write_study(root, "archive", "smoke", 2))
-    head, rows = results.kept(found)
+    head, rows = study_tables.kept(found)
     assert head[3:] == ["policies kept", "their QD score", "their mean fitness"]
     assert rows[0][3] == "100 ± 0"  # of generation 10
     qd = found.final(found.tasks[0], found.labels[0], "qd_score").mean()
-    assert rows[0][4].split(" ±")[0] == results.short(0.8 * qd)
+    assert rows[0][4].split(" ±")[0] == study_tables.short(0.8 * qd)
     rows = [{"generation": 1, "env_steps": 40, "qd_score": 1.0, "qd_score_auc": 40.0, "archive_size": 7}]
     assert results.cut(rows, 60)[-1]["archive_size"] == 7  # holds until the horizon, too
 
@@ -162,7 +163,7 @@ def test_exploring_rollouts_are_not_counted_as_policies(root):
 
 
 def test_one_seed_has_no_standard_deviation(tmp_path):
-    _, rows = results.summary(collect(write_study(tmp_path, "normalisation", "smoke", 1)))
+    _, rows = study_tables.summary(collect(write_study(tmp_path, "normalisation", "smoke", 1)))
     assert all(re.fullmatch(r"-?[\d.]+( [kMG])?", cell) for row in rows for cell in row[3:])
 
 
@@ -173,16 +174,16 @@ def test_steps_to_reach_the_final_score_of_another_setting(root):
     slow = [{"env_steps": s, **dict.fromkeys(MEASURES, s / 4)} for s in (100, 200, 600)]
     found.curves["halfcheetah", first] = {0: rows, 1: rows}
     found.curves["halfcheetah", other] = {0: slow, 1: slow}
-    _, table = results.efficiency(found)
+    _, table = study_tables.efficiency(found)
     assert table[0] == ["HalfCheetah", other, "max fitness", "150", "600", "200", "2 of 2", "3"]
     early = [{"env_steps": s, **dict.fromkeys(MEASURES, 150.0)} for s in (100, 200, 600)]  # and then no more
     found.curves["halfcheetah", other] = {0: early, 1: early}
-    assert results.efficiency(found)[1][0][3:] == ["150", "100", "200", "2 of 2", "0.5"]
+    assert study_tables.efficiency(found)[1][0][3:] == ["150", "100", "200", "2 of 2", "0.5"]
     found.curves["halfcheetah", first] = {0: slow, 1: rows}  # their mean is not there
     found.curves["halfcheetah", other] = {0: rows, 1: rows}
-    assert results.efficiency(found)[1][0][4:] == ["600", "not reached", "1 of 2", ""]
+    assert study_tables.efficiency(found)[1][0][4:] == ["600", "not reached", "1 of 2", ""]
     found.curves["halfcheetah", other] = {0: slow, 1: rows}  # and the same runs need the same steps
-    assert results.efficiency(found)[1][0][4:] == ["600", "600", "1 of 2", "1"]
+    assert study_tables.efficiency(found)[1][0][4:] == ["600", "600", "1 of 2", "1"]
 
 
 def test_the_probability_of_improvement_is_that_of_the_reference(root):
@@ -192,12 +193,12 @@ def test_the_probability_of_improvement_is_that_of_the_reference(root):
         found.curves["halfcheetah", label] = {
             seed: [{"env_steps": 600, **dict.fromkeys(MEASURES, value)}] for seed in (0, 1)
         }
-    _, rows = results.aggregate(found)
+    _, rows = study_tables.aggregate(found)
     assert rows[0] == ["QD score", first, "2", "1.00 [1.00, 1.00]", ""]
     assert rows[1] == ["QD score", other, "2", "0.00 [0.00, 0.00]", "1.00 [1.00, 1.00]"]
     for label in (first, other):
         del found.curves["halfcheetah", label][1]
-    assert results.aggregate(found)[1][1][2:] == ["1", "0.00", "1.00"]  # one seed has no interval
+    assert study_tables.aggregate(found)[1][1][2:] == ["1", "0.00", "1.00"]  # one seed has no interval
 
 
 def test_a_generation_that_ends_beyond_the_horizon_does_not_count():
@@ -234,7 +235,7 @@ def test_an_area_grows_between_generations_and_a_score_does_not(root):
 
 def test_pictures_show_archives_at_the_horizon_of_the_study(tmp_path):
     found = collect(write_study(tmp_path, "archive", "laptop", 1))
-    archives = figures.kept_archives(found)
+    archives = study_archives.kept_archives(found)
     # DNS on HalfCheetah is QDHUAC of the benchmark: ten generations until 60 000 steps, and this study ends at 40 000.
     assert len(archives["halfcheetah"]["DNS"][1]) == 8 * 6
     assert len(archives["halfcheetah"]["MAP-Elites"][1]) == 8 * 10
@@ -245,7 +246,7 @@ def test_archive_pictures_of_a_robot_have_the_same_seed(tmp_path):
     (found.origins["halfcheetah", "DNS", 100].folder / REPERTOIRE).unlink()
     path = found.origins["halfcheetah", "MAP-Elites", 101].folder
     descriptors = [d for line in RunDir.open(path).read_history() for d in line["descriptor"]]
-    shown = figures.kept_archives(found)["halfcheetah"]
+    shown = study_archives.kept_archives(found)["halfcheetah"]
     np.testing.assert_allclose(shown["MAP-Elites"][0], descriptors)
     assert len(shown) == 2
 
@@ -274,7 +275,7 @@ def test_seeds_that_not_every_setting_has_are_named(tmp_path):
     shutil.rmtree(tmp_path / "runs" / catalogue.runs("target", "smoke", 2)[-1].folder)
     found = collect(made)
     assert any("use only seeds 100" in note for note in found.notes)
-    assert {row[2] for row in results.aggregate(found)[1]} == {"1"}
+    assert {row[2] for row in study_tables.aggregate(found)[1]} == {"1"}
 
 
 def test_false_negatives_are_pooled_over_runs(root):
@@ -288,7 +289,7 @@ def test_false_negatives_are_pooled_over_runs(root):
         )
     ]
     found.curves["halfcheetah", "QDHUAC"] = {0: [*lines, {"env_steps": 4}]}
-    _, table = results.false_negatives(found)
+    _, table = study_tables.false_negatives(found)
     assert table[0][1:] == ["4", "25.0 %", "75.0 %", "1.50"]
 
 

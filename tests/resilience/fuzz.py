@@ -148,8 +148,8 @@ def traced(runs: list[tuple[config.Config, rundir.RunDir]], *_: object, **__: ob
     import jax
     from reach import STEPS, ReachTask
 
+    from qdhuac.algorithms.specs import build as build_algorithm
     from qdhuac.training import distributed
-    from qdhuac.training.build import build_algorithm
     from qdhuac.training.program import Program
 
     settings, _ = runs[0]

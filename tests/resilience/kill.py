@@ -46,8 +46,8 @@ class ToyWithBuffer(ToyLearner):
 
 def use_toys() -> None:
     """A task and a learner that start in a moment, with a state of 4 MB that is saved in 64 pieces."""
-    build.build_task = lambda settings, outside=None: ToyTask()
-    build.build_algorithm = lambda settings, task, outside=None: toy_algorithm(ToyWithBuffer)
+    build.build_task = lambda settings: ToyTask()
+    build.specs.build = lambda settings, task: toy_algorithm(ToyWithBuffer)
     checkpoint.LARGE, checkpoint.PIECE = 1 << 20, 1 << 16
     environment.prepare_jax = cache_everything
 

@@ -5,8 +5,8 @@ from reach import STEPS, ReachTask
 from runs import OneRun, StopAt, lines, same_state
 
 from qdhuac.algorithms import specs
+from qdhuac.algorithms.specs import build as build_algorithm
 from qdhuac.store.run_folder import RunDir
-from qdhuac.training.build import build_algorithm
 from qdhuac.training.signals import Stop
 
 SMALL = {"task.episode_length": STEPS, "run.generations": 3, "run.chunk": 20}

@@ -14,12 +14,12 @@ from toys import ToyLearner, ToyTask, toy_algorithm
 
 from qdhuac import cli
 from qdhuac.algorithms import specs
+from qdhuac.algorithms.specs import build as build_algorithm
 from qdhuac.errors import RunFailed
 from qdhuac.learning.replay import Batch
 from qdhuac.learning.updates import guard
 from qdhuac.store import checkpoint
 from qdhuac.store.run_folder import RunDir
-from qdhuac.training.build import build_algorithm
 from qdhuac.types import Transition
 
 SMALL = {"emitter.batch_size": 6, "task.episode_length": STEPS, "learner.utd": 1e-6, "run.generations": 50}
@@ -160,8 +160,8 @@ def test_a_diverging_critic_is_reported_at_once_in_the_metrics_and_at_the_end(ma
 
     # It is remembered across a stop, and the command says it last.
     runner.folder.unlock()
-    monkeypatch.setattr("qdhuac.training.build.build_task", lambda settings, outside=None: ToyTask())
-    monkeypatch.setattr("qdhuac.training.build.build_algorithm", lambda settings, task, outside=None: diverging())
+    monkeypatch.setattr("qdhuac.training.build.build_task", lambda settings: ToyTask())
+    monkeypatch.setattr("qdhuac.algorithms.specs.build", lambda settings, task: diverging())
     monkeypatch.setattr("qdhuac.environment.prepare_jax", lambda: None)
     assert cli.main(["resume", str(runner.folder.path), "--generations", "7"]) == 0
     assert "warning: in 3 of 7 generations, first in 5: the critic's values" in capsys.readouterr().err

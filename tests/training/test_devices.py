@@ -20,10 +20,10 @@ from runs import assert_same_run
 
 from qdhuac import cli
 from qdhuac.algorithms import specs
+from qdhuac.algorithms.specs import build as build_algorithm
 from qdhuac.errors import UserError
 from qdhuac.store.run_folder import RunDir
 from qdhuac.training import distributed, launch
-from qdhuac.training.build import build_algorithm
 from qdhuac.training.launch import Process
 from qdhuac.training.loop import Trainer
 from qdhuac.training.signals import Stop
@@ -252,7 +252,7 @@ def test_more_devices_than_the_machine_has_are_refused(tmp_path, monkeypatch, to
 )
 def test_sizes_that_are_not_divisible_by_the_devices_are_refused(changes, text):
     specs.make("qdhuac", "smoke", changes)
-    with pytest.raises(UserError, match=f"{text}: run.devices=2 do not divide it"):
+    with pytest.raises(UserError, match=f"{text}: must be divisible by run.devices=2"):
         specs.make("qdhuac", "smoke", changes | {"run.devices": 2})
 
 

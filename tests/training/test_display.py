@@ -5,7 +5,7 @@ from rich.console import Console
 from toys import toy_config
 
 from qdhuac.training import display as progress
-from qdhuac.training.display import LiveDisplay, Meter, Pace, Plain, Trend
+from qdhuac.training.display import LiveDisplay, Pace, Plain, Session
 
 LINE = {
     "generation": 1,
@@ -104,7 +104,7 @@ def test_plain_lines_come_at_most_every_few_seconds_and_the_last_one_always(caps
 
 
 def test_a_trend_looks_back_some_generations_and_draws_all():
-    trend = Trend()
+    trend = Session(toy_config())
     for n in range(100):
         trend.add({**LINE, "qd_score": float(n), "coverage": 0.5})
     assert trend.change("qd_score") == progress.AGO
@@ -117,6 +117,6 @@ def test_a_trend_looks_back_some_generations_and_draws_all():
 
 
 def test_the_goal_that_comes_first_decides_how_long_it_takes():
-    meter = Meter(toy_config(run__generations=6, run__env_steps=180))
+    meter = Session(toy_config(run__generations=6, run__env_steps=180))
     assert meter.add(LINE) == Pace(pytest.approx(1 / 3), None, None, None)
     assert meter.add(LATER).eta_s == pytest.approx(2.0)  # one generation, not four

@@ -1,6 +1,6 @@
 """QDHUAC's learner alone: every rollout is that of the exploring actor, and the learner follows after each.
 
-The yardstick for the learner, and useful where one good policy is enough. The archive keeps the actors that were rolled
+A baseline for the learner, and useful where one good policy is enough. The archive keeps the actors that were rolled
 out, each with the fitness of its stochastic rollout; `qdhuac evaluate` says what they are worth without the noise.
 """
 
@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from qdhuac.algorithms.engine import QDAlgorithm
 from qdhuac.algorithms.qdhuac import target_free
-from qdhuac.algorithms.specs import ActorSettings
+from qdhuac.algorithms.settings import ActorSettings
 from qdhuac.emitters.actor import ExploringActor
 from qdhuac.tasks.base import Task
 from qdhuac.types import Archive

@@ -1,8 +1,9 @@
 """DCRL-MAP-Elites (Faldor, Chalumeau, Flageat and Cully, 2024): PGA-ME conditioned on a descriptor.
 
 ``Q(s, a | d)`` and ``pi(s | d)`` are TD3's networks on the observation and a wanted descriptor side by side. A rollout
-that was made for d' and behaved like d is stored as one for d', with rewards times ``exp(-|d - d'| / L)``. Wanted were:
-by a gradient child its parent's descriptor, by an injected actor that of a random elite, by all others their own.
+that was made for d' and behaved like d is stored as one for d', with rewards times ``exp(-|d - d'| / L)``. The wanted
+descriptor is that of the parent for a gradient child, that of a random elite for an injected actor, and the measured
+one for all others.
 """
 
 from __future__ import annotations
@@ -14,11 +15,10 @@ import jax.numpy as jnp
 import numpy as np
 
 from qdhuac.algorithms.engine import QDAlgorithm, check_transitions
-from qdhuac.algorithms.specs import DCRLMESettings
+from qdhuac.algorithms.settings import DCRLMESettings
 from qdhuac.archives.common import sample
-from qdhuac.config import ActorCriticEmitterConfig
-from qdhuac.emitters.base import Offspring, Seen, Stateless, one_parent, slots
-from qdhuac.emitters.gradient import gradient_mutation, steps_if_any, uniform_observations
+from qdhuac.emitters.base import Offspring, Seen, Stateless, descriptors, one_parent, slots
+from qdhuac.emitters.gradient import GradientChildren
 from qdhuac.emitters.isoline import IsoLine
 from qdhuac.errors import UserError
 from qdhuac.learning.policy import Policy
@@ -47,55 +47,24 @@ class Conditioning:
         bias = first["bias"] + self.normalise(descriptor) @ first["kernel"][size:]
         return actor | {"Dense_0": {"kernel": first["kernel"][:size], "bias": bias}}
 
+    def condition(self, obs: Array, descriptor: Array) -> Array:
+        """Observations [..., obs_size] with a wanted descriptor [..., D] beside them."""
+        return _beside(obs, self.normalise(descriptor))
+
     def relabel(self, emission: Emission, evaluation: Evaluation) -> tuple[Evaluation, Metrics]:
         """Append the wanted descriptor to observations, and scale rewards by similarity."""
         assert emission.target is not None
         t, _ = check_transitions(Replay(1, self.policy.obs_size, self.policy.action_size).columns, evaluation)
-        # What is not finite in a descriptor rejects the rollout as such; here it must not spoil the count of rows.
-        mine = jnp.nan_to_num(self.normalise(evaluation.descriptor))
-        wanted = jnp.where(jnp.isnan(emission.target), mine, self.normalise(emission.target))  # [B, D]
-        similarity = jnp.exp(-jnp.linalg.norm(mine - wanted, axis=-1) / self.lengthscale)
-        beside = jnp.broadcast_to(wanted[:, None], (*t.reward.shape, wanted.shape[-1]))
+        # A non-finite descriptor rejects the rollout later, by its own name and not as a bad observation.
+        reached = jnp.nan_to_num(self.normalise(evaluation.descriptor))
+        wanted = jnp.where(jnp.isnan(emission.target), reached, self.normalise(emission.target))  # [B, D]
+        similarity = jnp.exp(-jnp.linalg.norm(reached - wanted, axis=-1) / self.lengthscale)
         t = t._replace(
-            obs=jnp.concatenate([t.obs, beside], axis=-1),
-            next_obs=jnp.concatenate([t.next_obs, beside], axis=-1),
+            obs=_beside(t.obs, wanted[:, None]),
+            next_obs=_beside(t.next_obs, wanted[:, None]),
             reward=similarity[:, None] * t.reward,
         )
         return evaluation._replace(transitions=t), Metrics({"similarity": jnp.mean(similarity)}, {}, {})
-
-
-@dataclasses.dataclass(frozen=True)
-class ConditionedChildren(Stateless):
-    """Gradient children that ascend the first critic, conditioned on the parent's descriptor."""
-
-    conditioning: Conditioning
-    learner: TD3Learner
-    replay: Replay
-    steps: int
-    learning_rate: float
-    name: str = "gradient"
-
-    def ask(self, key: Array, state: tuple[()], seen: Seen, n: int) -> Offspring:
-        """`n` children."""
-        key_parents, key_states = jax.random.split(key)
-        parents = sample(seen.archive, key_parents, (n,))
-        policy, normalise = self.conditioning.policy, self.conditioning.normalise
-
-        def value(genotype: Genotype, stored: Array, wanted: Array) -> Array:
-            obs = stored[:, : policy.obs_size]
-            asked = jnp.concatenate([obs, jnp.broadcast_to(wanted, (len(obs), len(wanted)))], axis=-1)
-            return jnp.mean(self.learner.value(seen.learner, asked, policy.act(genotype, obs)))
-
-        children = gradient_mutation(
-            key_states,
-            jax.tree.map(lambda x: x[parents], seen.archive.genotypes),
-            uniform_observations(self.replay, seen.replay, self.learner.config.batch_size),
-            value,
-            normalise(seen.archive.descriptor[parents]),
-            steps=steps_if_any(seen, self.steps),
-            learning_rate=self.learning_rate,
-        )
-        return Offspring(children, one_parent(parents), target=_descriptors(seen, parents))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -109,15 +78,13 @@ class ConditionedActor(Stateless):
     def ask(self, key: Array, state: tuple[()], seen: Seen, n: int) -> Offspring:
         """The actor for `n` descriptors."""
         parents = sample(seen.archive, key, (n,))
-        target = _descriptors(seen, parents)
+        target = descriptors(seen, parents)
         actor = self.learner.injected(seen.learner)
         return Offspring(jax.vmap(self.conditioning.fold, (None, 0))(actor, target), one_parent(parents), target=target)
 
 
-def _descriptors(seen: Seen, parents: Array) -> Array:
-    """Those of the archive's slots [n], nan where a slot is empty. [n, D]"""
-    there = jnp.isfinite(seen.archive.fitness)[:, None]
-    return jnp.where(there, seen.archive.descriptor, jnp.nan)[parents]
+def _beside(obs: Array, wanted: Array) -> Array:
+    return jnp.concatenate([obs, jnp.broadcast_to(wanted, (*obs.shape[:-1], wanted.shape[-1]))], axis=-1)
 
 
 def build(s: DCRLMESettings, task: Task, archive: Archive) -> QDAlgorithm:
@@ -128,19 +95,19 @@ def build(s: DCRLMESettings, task: Task, archive: Archive) -> QDAlgorithm:
         raise UserError(
             f"algorithm dcrl_me: needs a descriptor with finite bounds, but those of the task are {low} and {high}"
         )
-    e: ActorCriticEmitterConfig = s.emitter
+    e = s.emitter
     conditioning = Conditioning(policy, (tuple(low.tolist()), tuple(high.tolist())), s.learner.lengthscale)
     conditioned = dataclasses.replace(policy, obs_size=policy.obs_size + len(low))
     learner = TD3Learner(conditioned, s.critic, s.learner)
     replay = Replay.of(s.replay, conditioned.obs_size, conditioned.action_size)
     lines = round(e.isoline_share * e.batch_size)
     actors = (e.batch_size - lines) // 2 if e.inject_actor else 0
-    climb = ConditionedChildren(conditioning, learner, replay, e.gradient_steps, e.gradient_learning_rate)
+    children = GradientChildren.of(e, learner, replay, policy=policy, condition=conditioning.condition)
     return QDAlgorithm(
         fresh=policy.init,
         emitters=slots(
-            (IsoLine(e.sigma_iso, e.sigma_line, e.tournament), lines),
-            (climb, e.batch_size - lines - actors),
+            (IsoLine.of(e), lines),
+            (children, e.batch_size - lines - actors),
             (ConditionedActor(conditioning, learner), actors),
         ),
         archive=archive,

@@ -15,7 +15,7 @@ from typing import Any, NamedTuple, Protocol
 import jax
 import jax.numpy as jnp
 
-from qdhuac.emitters.base import Offspring, Seen, Slots, operators
+from qdhuac.emitters.base import Seen, Slots, operators
 from qdhuac.errors import UserError
 from qdhuac.learning.replay import Replay
 from qdhuac.types import (
@@ -62,7 +62,7 @@ def stored_as_they_are(emission: Emission, evaluation: Evaluation) -> tuple[Eval
 
 
 def nothing_observed(learner: Any, evaluation: Evaluation, told: Told, stored: Array) -> tuple[Any, Metrics]:
-    """The learner hears of evaluations through the replay buffer alone."""
+    """The state of the learner does not change."""
     return learner, Metrics({}, {}, {})
 
 
@@ -109,12 +109,12 @@ class QDAlgorithm:
         )
 
     def ask(self, state: State) -> Emission:
-        """What every emitter proposes; fresh genotypes instead while the archive is empty."""
+        """Genotypes from all emitters, or random ones while the archive is empty."""
         seen = Seen(state.archive, state.replay, state.learner)
         key_fresh, *keys = jax.random.split(jax.random.fold_in(state.key, 0), 1 + len(self.emitters))
         parts = [
-            emitter.ask(key, mine, seen, n)
-            for key, (emitter, n), mine in zip(keys, self.emitters, state.emitters, strict=True)
+            emitter.ask(key, emitter_state, seen, n)
+            for key, (emitter, n), emitter_state in zip(keys, self.emitters, state.emitters, strict=True)
         ]
         size = self.batch_size
         genotypes = _joined([part.genotypes for part in parts])
@@ -125,7 +125,7 @@ class QDAlgorithm:
         start = jax.vmap(self.fresh)(jax.random.split(key_fresh, size))
         genotypes = jax.tree.map(lambda new, child: jnp.where(empty, new, child), start, genotypes)
         slots = jnp.where(empty, -1, slots)
-        # A rollout that is not archived stays one: at the start it is a noisy random policy.
+        # Exploring rollouts keep their operator and are not archived, here with noise around a random policy.
         operator = jnp.where(empty & self._archived, 0, operator)
         provenance = Provenance(
             id=state.born + jnp.arange(size, dtype=jnp.int32),
@@ -134,7 +134,11 @@ class QDAlgorithm:
             generation=jnp.full(size, state.generation, jnp.int32),
         )
         parent_fitness = jnp.where(slots[:, 0] < 0, jnp.nan, state.archive.fitness[slots[:, 0]])
-        return Emission(genotypes, provenance, parent_fitness, self._exploration(parts), self._targets(parts))
+        heads = [part.head for part in parts]  # those of deterministic rollouts are not used
+        is_stochastic = self._per_emitter([head is not None for head in heads])
+        exploration = None if (head := self._filled(heads, 0.0)) is None else Exploration(head, is_stochastic)
+        target = self._filled([part.target for part in parts], math.nan)
+        return Emission(genotypes, provenance, parent_fitness, exploration, target)
 
     def tell(self, state: State, emission: Emission, evaluation: Evaluation) -> tuple[State, Told]:
         """The genotypes compete for the archive; the transitions of those that did not fail are stored."""
@@ -181,24 +185,17 @@ class QDAlgorithm:
             [jnp.full(n, value, jnp.result_type(value)) for value, (_, n) in zip(values, self.emitters, strict=True)]
         )
 
-    def _exploration(self, parts: list[Offspring]) -> Exploration | None:
-        """The heads of stochastic rollouts; those of the others are zero and not looked at."""
-        heads = [part.head for part in parts if part.head is not None]
-        if not heads:
+    def _filled(self, values: list[Any], blank: float) -> Any:
+        """One value per genotype from one tree per emitter, `blank` where that is None. None if it is None for all."""
+        given = [value for value in values if value is not None]
+        if not given:
             return None
-        blank = [
-            jax.tree.map(lambda x, n=n: jnp.zeros((n, *x.shape[1:]), x.dtype), heads[0]) if part.head is None else None
-            for part, (_, n) in zip(parts, self.emitters, strict=True)
-        ]
-        head = _joined([part.head if none is None else none for part, none in zip(parts, blank, strict=True)])
-        return Exploration(head, self._per_emitter([part.head is not None for part in parts]))
 
-    def _targets(self, parts: list[Offspring]) -> Array | None:
-        """The descriptors that genotypes were made for [B, D], nan where there is none."""
-        if all(part.target is None for part in parts):
-            return None
-        nowhere = [jnp.full((n, self.descriptor_size), jnp.nan) for _, n in self.emitters]
-        return jnp.concatenate([n if p.target is None else p.target for p, n in zip(parts, nowhere, strict=True)])
+        def blanks(n: int) -> Any:
+            return jax.tree.map(lambda x: jnp.full((n, *x.shape[1:]), blank, x.dtype), given[0])
+
+        sizes = [n for _, n in self.emitters]
+        return _joined([blanks(n) if value is None else value for value, n in zip(values, sizes, strict=True)])
 
     def _tell_emitters(self, states: tuple[Any, ...], told: Told) -> tuple[Any, ...]:
         """Tell each emitter the results of its own genotypes."""
@@ -215,15 +212,15 @@ class QDAlgorithm:
         sums: dict[str, Array] = {}
         gain = evaluation.fitness - emission.parent_fitness
         for index, name in enumerate(self.operators):
-            mine = (emission.provenance.operator == index) & good
-            sums |= {f"{name}/tried": jnp.sum(mine), f"{name}/survived": jnp.sum(mine & survived)}
-            means[f"{name}/fitness"] = jnp.mean(evaluation.fitness, where=mine)
-            means[f"{name}/gain"] = jnp.mean(gain, where=mine & jnp.isfinite(gain))
+            made = (emission.provenance.operator == index) & good
+            sums |= {f"{name}/tried": jnp.sum(made), f"{name}/survived": jnp.sum(made & survived)}
+            means[f"{name}/fitness"] = jnp.mean(evaluation.fitness, where=made)
+            means[f"{name}/gain"] = jnp.mean(gain, where=made & jnp.isfinite(gain))
         return Metrics(means, sums, {})
 
 
 def empty_individual(genotype: Genotype, descriptor_size: int) -> Individuals:
-    """One individual with nothing in it: the example from which an archive takes its shapes."""
+    """An individual with fitness -inf, from which an archive takes its shapes."""
     return Individuals(
         genotypes=jax.tree.map(lambda x: jnp.asarray(x)[None], genotype),
         fitness=jnp.full((1,), -jnp.inf),
@@ -293,7 +290,10 @@ def _joined(trees: list[Any]) -> Any:
 
 
 def _any_bad(tree: Any, size: int, where: Array | None = None) -> Array:
-    """Who has anything non-finite in leaves [size, ...], or in those of their rows that `where` [size, T] says."""
+    """Which individuals have a non-finite number in their leaves [size, ...]. [size]
+
+    With `where` [size, T], only those rows of the leaves [size, T, ...] count.
+    """
     out = jnp.zeros(size, bool)
     for leaf in jax.tree.leaves(tree):
         if where is None:

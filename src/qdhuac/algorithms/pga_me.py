@@ -1,12 +1,12 @@
 """PGA-MAP-Elites (Nilsson and Cully, 2021): half of the offspring by Iso+Line, half by climbing a TD3 critic.
 
-The critics and their greedy actor learn from everybody's transitions; the actor is one of the offspring.
+The critics and their greedy actor learn from the transitions of all rollouts; the actor is one of the offspring.
 """
 
 from __future__ import annotations
 
 from qdhuac.algorithms.engine import QDAlgorithm
-from qdhuac.algorithms.specs import PGAMESettings
+from qdhuac.algorithms.settings import PGAMESettings
 from qdhuac.emitters.actor_critic import actor_critic_emitters
 from qdhuac.learning.replay import Replay
 from qdhuac.learning.td3 import TD3Learner

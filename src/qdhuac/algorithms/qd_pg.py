@@ -1,7 +1,7 @@
 """QD-PG (Pierrot et al., 2022), in the form of its authors' later QDax version.
 
-Two TD3 learners share the replay buffer: one is paid the task's reward, the other the novelty of the foot contacts
-that a step leads to. Parents climb the one or the other, and both greedy actors are among the offspring.
+Two TD3 learners share the replay buffer. The rewards of one are the task's, those of the other the novelty of the foot
+contacts after the step. Parents climb one critic or the other, and both greedy actors are among the offspring.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from typing import NamedTuple
 import jax
 
 from qdhuac.algorithms.engine import QDAlgorithm
-from qdhuac.algorithms.specs import QDPGSettings
+from qdhuac.algorithms.settings import QDPGSettings
 from qdhuac.emitters.actor import InjectedActor
 from qdhuac.emitters.base import Slots, slots
 from qdhuac.emitters.gradient import GradientChildren
@@ -79,26 +79,18 @@ def emitters(s: QDPGSettings, td3: TD3Learner, replay: Replay) -> Slots:
     rest = e.batch_size - lines
     half = (rest + 1) // 2
 
-    def climb(name: str, part: Callable[[QDPGState], TD3State]) -> GradientChildren:
-        return GradientChildren(
-            value=lambda learner, obs, action: td3.value(part(learner), obs, action),
-            policy=td3.policy,
-            replay=replay,
-            batch_size=s.learner.batch_size,
-            steps=e.gradient_steps,
-            learning_rate=e.gradient_learning_rate,
-            name=name,
+    def pair(part: Callable[[QDPGState], TD3State], n: int, *names: str) -> Slots:
+        """The gradient children and the actor of one of the two learners."""
+        climb = GradientChildren.of(
+            e, td3, replay, value=lambda learner, obs, action: td3.value(part(learner), obs, action), name=names[0]
         )
-
-    def actors(n: int) -> int:
-        return min(int(e.inject_actor), n)
+        actors = min(int(e.inject_actor), n)
+        return (climb, n - actors), (InjectedActor(lambda learner: part(learner).actor, names[1]), actors)
 
     return slots(
-        (IsoLine(e.sigma_iso, e.sigma_line, e.tournament), lines),
-        (climb("gradient", lambda learner: learner.quality), half - actors(half)),
-        (InjectedActor(lambda learner: learner.quality.actor), actors(half)),
-        (climb("diversity", lambda learner: learner.diversity), rest - half - actors(rest - half)),
-        (InjectedActor(lambda learner: learner.diversity.actor, "diversity"), actors(rest - half)),
+        (IsoLine.of(e), lines),
+        *pair(lambda learner: learner.quality, half, "gradient", "actor"),
+        *pair(lambda learner: learner.diversity, rest - half, "diversity", "diversity"),
     )
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 
 from qdhuac.algorithms.engine import QDAlgorithm
-from qdhuac.algorithms.specs import QDHUACSettings, TargetFreeSettings
+from qdhuac.algorithms.settings import QDHUACSettings, TargetFreeSettings
 from qdhuac.emitters.actor import ExploringActor
 from qdhuac.emitters.actor_critic import actor_critic_emitters
 from qdhuac.emitters.base import slots

@@ -16,30 +16,15 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from qdhuac import config as configuration
-from qdhuac.config import (
-    OWN,
-    ActorCriticEmitterConfig,
-    BatchConfig,
-    ConditionedTD3Config,
-    Config,
-    CriticConfig,
-    EmitterConfig,
-    ExploringEmitterConfig,
-    LearnerConfig,
-    MLPCriticConfig,
-    NoveltyConfig,
-    ReplayConfig,
-    TD3Config,
-    check_choice,
-    require,
-)
+from qdhuac.algorithms import settings
+from qdhuac.algorithms.settings import Values
+from qdhuac.config import OWN, Config
 from qdhuac.errors import UserError
+from qdhuac.keys import check_choice, require
 from qdhuac.tasks.task_file import TASKS, builtin
 
 if TYPE_CHECKING:
     from qdhuac.tasks.base import Task
-
-Values = Mapping[str, Any]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -63,7 +48,6 @@ class ArchiveSpec:
     name: str
     purpose: str
     build: str  # "module:function" from an `ArchiveConfig` and the bounds of the descriptor to an `Archive`
-    on_cells: bool = True  # it needs finite bounds
 
 
 @dataclasses.dataclass(frozen=True)
@@ -75,176 +59,6 @@ class EmitterSpec:
     purpose: str
 
 
-# Settings: the sections that are an algorithm's own.
-
-
-@dataclasses.dataclass(frozen=True)
-class EvolutionSettings:
-    emitter: EmitterConfig = EmitterConfig()
-
-
-@dataclasses.dataclass(frozen=True)
-class TargetFreeSettings:
-    """QDHUAC's learner."""
-
-    critic: CriticConfig = CriticConfig()
-    learner: LearnerConfig = LearnerConfig()
-    replay: ReplayConfig = ReplayConfig()
-
-
-@dataclasses.dataclass(frozen=True)
-class ActorSettings(TargetFreeSettings):
-    emitter: BatchConfig = BatchConfig(batch_size=1)
-
-
-@dataclasses.dataclass(frozen=True)
-class QDHUACSettings(TargetFreeSettings):
-    emitter: ExploringEmitterConfig = ExploringEmitterConfig()
-
-
-# The hyperparameters of the baselines' original implementations.
-_EMITTER = ActorCriticEmitterConfig(sigma_line=0.05, gradient_steps=100, gradient_learning_rate=1e-3)
-_UNIFORM = ReplayConfig(priority_exponent=0.0)
-
-
-@dataclasses.dataclass(frozen=True)
-class PGAMESettings:
-    emitter: ActorCriticEmitterConfig = _EMITTER
-    critic: MLPCriticConfig = MLPCriticConfig()
-    learner: TD3Config = TD3Config()
-    replay: ReplayConfig = _UNIFORM
-
-
-@dataclasses.dataclass(frozen=True)
-class QDPGSettings:
-    emitter: ActorCriticEmitterConfig = dataclasses.replace(_EMITTER, isoline_share=0.3)
-    critic: MLPCriticConfig = MLPCriticConfig()
-    learner: TD3Config = TD3Config()
-    replay: ReplayConfig = _UNIFORM
-    novelty: NoveltyConfig = NoveltyConfig()
-
-
-@dataclasses.dataclass(frozen=True)
-class DCRLMESettings:
-    emitter: ActorCriticEmitterConfig = _EMITTER
-    critic: MLPCriticConfig = MLPCriticConfig()
-    learner: ConditionedTD3Config = ConditionedTD3Config()
-    replay: ReplayConfig = _UNIFORM
-
-
-# Presets. What a preset does not name keeps its default; QDHUAC's defaults are the paper's Table 1.
-
-_PAPER: Values = {"run.env_steps": 2_000_000}
-_LAPTOP: Values = {"task.after_termination": "stop", "run.env_steps": 210_000, "run.chunk": 50}
-_SMOKE: Values = {
-    "task.episode_length": 20,
-    "archive.capacity": 16,
-    "emitter.batch_size": 6,
-    "policy.hidden": (16, 16),
-    "run.env_steps": 0,
-    "run.generations": 5,
-    "run.chunk": 50,
-}
-_LAPTOP_LEARNER: Values = {
-    **_LAPTOP,
-    "critic.width": 128,
-    "critic.initial_value": 0.0,
-    "learner.batch_size": 128,
-    "learner.utd": 1.0,
-}
-_SMOKE_LEARNER: Values = {
-    **_SMOKE,
-    "critic.width": 16,
-    "critic.blocks": 1,
-    "learner.batch_size": 16,
-    "learner.utd": 0.1,
-    "replay.capacity": 2_000,
-}
-_CELLS: Values = {"archive.kind": "cvt", "archive.capacity": 1024}
-_BASELINE: Values = {**_CELLS, "run.chunk": 50}
-# `original`: the horizon of the paper; `matched`: as many updates per environment step, and as many steps, as QDHUAC
-# has in `laptop`.
-_BASELINES: Mapping[str, Values] = {
-    "laptop": {**_BASELINE, **_LAPTOP},
-    "paper": {**_BASELINE, **_PAPER},
-    "smoke": {**_BASELINE, **_SMOKE_LEARNER},
-    "original": {**_BASELINE, **_PAPER},
-    "matched": {**_BASELINE, **_LAPTOP, "learner.utd": 1.0},
-}
-
-
-# Checks of what no single key can say.
-
-
-def _check_evolution(config: Config) -> None:
-    _check_devices(config, {})
-
-
-def _check_dns(config: Config) -> None:
-    kind = config.archive.kind
-    require(kind == "dns", f"archive.kind={kind!r}: algorithm dns needs 'dns'")
-    _check_devices(config, {})
-
-
-def _check_map_elites(config: Config) -> None:
-    require(config.archive.kind != "dns", "archive.kind='dns': algorithm map_elites needs 'grid' or 'cvt'")
-    _check_devices(config, {})
-
-
-def _check_learning(config: Config) -> None:
-    """What all algorithms with a learner ask for."""
-    e, learner, replay = config.settings.emitter, config.settings.learner, config.settings.replay
-    if isinstance(e, ActorCriticEmitterConfig):
-        explorers = e.exploration_rollouts if isinstance(e, ExploringEmitterConfig) else 0
-        require(
-            explorers + e.inject_actor < e.batch_size,
-            f"emitter.exploration_rollouts={explorers}: with the injected actor it must leave room in "
-            f"emitter.batch_size={e.batch_size}",
-        )
-    first_fill = min(e.batch_size * config.task.episode_length, replay.capacity)
-    require(
-        learner.batch_size <= first_fill,
-        f"learner.batch_size={learner.batch_size}: the replay buffer holds at most {first_fill} transitions after "
-        "the first generation",
-    )
-    _check_devices(config, {"learner.batch_size": learner.batch_size, "replay.capacity": replay.capacity})
-
-
-def _check_devices(config: Config, sizes: Mapping[str, int]) -> None:
-    """What is cut over devices must be divisible by their number."""
-    if config.task.backend not in ("auto", "native"):  # native simulates outside of JAX
-        sizes = {**sizes, "emitter.batch_size": config.settings.emitter.batch_size}
-    for name, size in sizes.items():
-        devices = config.run.devices
-        require(size % devices == 0, f"{name}={size}: run.devices={devices} do not divide it")
-
-
-def _check_target_free(config: Config) -> None:
-    c, learner = config.settings.critic, config.settings.learner
-    if c.v_min == c.v_min and c.v_max == c.v_max:  # not nan
-        require(c.v_min < c.v_max, f"critic.v_min={c.v_min}: must be below critic.v_max={c.v_max}")
-    require(
-        not (c.batch_norm and learner.batch_size < 2),
-        "learner.batch_size=1: batch normalisation needs at least 2 (or critic.batch_norm=false)",
-    )
-    _check_learning(config)
-
-
-def _check_qd_pg(config: Config) -> None:
-    exponent, task = config.settings.replay.priority_exponent, config.task.name
-    require(
-        exponent == 0,
-        f"replay.priority_exponent={exponent:g}: the two learners of qd_pg share one buffer and have no common "
-        "priority, must be 0",
-    )
-    require(
-        config.task.file or task not in TASKS or builtin(task).has_contacts(config.task.descriptor),
-        f"task.name={task!r}: algorithm qd_pg needs a task whose descriptor is foot contacts; choose from: "
-        + ", ".join(repr(name) for name in TASKS if builtin(name).has_contacts()),
-    )
-    _check_learning(config)
-
-
 ALGORITHMS: dict[str, AlgorithmSpec] = {
     spec.name: spec
     for spec in (
@@ -252,82 +66,69 @@ ALGORITHMS: dict[str, AlgorithmSpec] = {
             "qdhuac",
             "QDHUAC",
             "quality-diversity with a target-free distributional critic at a high update-to-data ratio",
-            QDHUACSettings,
+            settings.QDHUACSettings,
             "qdhuac.algorithms.qdhuac:build",
-            {
-                "laptop": {
-                    **_LAPTOP_LEARNER,
-                    "emitter.exploration_rollouts": 2,
-                    "emitter.gradient_steps": 1000,
-                    "emitter.gradient_learning_rate": 1e-3,
-                },
-                "paper": _PAPER,
-                "smoke": {**_SMOKE_LEARNER, "critic.atoms": 21},
-            },
+            settings.QDHUAC,
             ("transitions",),
-            _check_target_free,
+            settings.check_target_free,
         ),
         AlgorithmSpec(
             "actor",
             "learner alone",
             "QDHUAC's learner without evolution: every rollout is the exploring actor's",
-            ActorSettings,
+            settings.ActorSettings,
             "qdhuac.algorithms.actor:build",
-            {
-                "laptop": _LAPTOP_LEARNER,
-                "paper": _PAPER,
-                "smoke": {**_SMOKE_LEARNER, "critic.atoms": 21, "emitter.batch_size": 1},
-            },
+            settings.ACTOR,
             ("transitions",),
-            _check_target_free,
+            settings.check_target_free,
         ),
         AlgorithmSpec(
             "dns",
             "DNS",
             "Dominated Novelty Search: evolution, no learner, local competition without a grid",
-            EvolutionSettings,
+            settings.EvolutionSettings,
             "qdhuac.algorithms.evolution:build",
-            {"laptop": _LAPTOP, "paper": _PAPER, "smoke": _SMOKE},
-            check=_check_dns,
+            settings.EVOLUTION,
+            check=settings.check_dns,
         ),
         AlgorithmSpec(
             "map_elites",
             "MAP-Elites",
             "evolution, no learner, one elite per cell of descriptor space",
-            EvolutionSettings,
+            settings.EvolutionSettings,
             "qdhuac.algorithms.evolution:build",
-            {"laptop": {**_CELLS, **_LAPTOP}, "paper": {**_CELLS, **_PAPER}, "smoke": {**_CELLS, **_SMOKE}},
-            check=_check_map_elites,
+            settings.MAP_ELITES,
+            check=settings.check_map_elites,
         ),
         AlgorithmSpec(
             "pga_me",
             "PGA-ME",
             "MAP-Elites with gradient children of a TD3 critic",
-            PGAMESettings,
+            settings.PGAMESettings,
             "qdhuac.algorithms.pga_me:build",
-            _BASELINES,
+            settings.BASELINES,
             ("transitions",),
-            _check_learning,
+            settings.check_learning,
         ),
         AlgorithmSpec(
             "qd_pg",
             "QD-PG",
             "MAP-Elites with gradient children for quality and for the novelty of states",
-            QDPGSettings,
+            settings.QDPGSettings,
             "qdhuac.algorithms.qd_pg:build",
-            _BASELINES,
+            settings.BASELINES,
             ("transitions", "contacts"),
-            _check_qd_pg,
+            settings.check_qd_pg,
         ),
         AlgorithmSpec(
             "dcrl_me",
             "DCRL-ME",
             "PGA-ME whose critic and actor are told what behaviour is wanted",
-            DCRLMESettings,
+            settings.DCRLMESettings,
             "qdhuac.algorithms.dcrl_me:build",
-            _BASELINES,
+            settings.BASELINES,
             ("transitions", "bounds"),
-            _check_learning,
+            settings.check_learning,
         ),
     )
 }
@@ -339,7 +140,6 @@ ARCHIVES: dict[str, ArchiveSpec] = {
             "dns",
             "Dominated Novelty Search: keeps the fittest and the most different of its neighbours",
             "qdhuac.archives.dns:build",
-            on_cells=False,
         ),
         ArchiveSpec("grid", "one elite per box of a regular grid", "qdhuac.archives.grid:build_regular"),
         ArchiveSpec("cvt", "one elite per cell of a centroidal Voronoi tessellation", "qdhuac.archives.grid:build_cvt"),
@@ -372,17 +172,27 @@ def title(operator: str) -> str:
 
 
 def algorithm(wanted: str | AlgorithmSpec) -> AlgorithmSpec:
-    """The algorithm of that name; `package.module:NAME` is imported, as only the user can ask for.
+    """The algorithm of that name. One from outside of the package is registered from here on.
 
-    A spec that is not one of the package's is called `own:NAME`, so that its stored runs are known to be from outside.
+    Args:
+        wanted: a name in `ALGORITHMS`; `package.module:NAME`, which is imported, as only the user can ask for; or a
+            specification. One that is not the package's is registered as `own:NAME`, so that its stored runs are known
+            to be from outside.
+
+    Raises:
+        UserError: an unknown name, or one that cannot be imported.
     """
-    if isinstance(wanted, AlgorithmSpec):
-        inside = wanted is ALGORITHMS.get(wanted.name) or ":" in wanted.name
-        return wanted if inside else dataclasses.replace(wanted, name=f"own:{wanted.name}")
-    if ":" in wanted:
-        return dataclasses.replace(_imported("algorithm", wanted, AlgorithmSpec), name=wanted)
-    check_choice("algorithm", wanted, ALGORITHMS)
-    return ALGORITHMS[wanted]
+    if isinstance(wanted, str) and ":" not in wanted:
+        check_choice("algorithm", wanted, ALGORITHMS)
+        return ALGORITHMS[wanted]
+    if isinstance(wanted, str):
+        name, spec = wanted, _imported("algorithm", wanted, AlgorithmSpec)
+    elif wanted is ALGORITHMS.get(wanted.name):
+        return wanted
+    else:
+        name, spec = wanted.name if ":" in wanted.name else f"own:{wanted.name}", wanted
+    ALGORITHMS[name] = dataclasses.replace(spec, name=name)
+    return ALGORITHMS[name]
 
 
 def archive(wanted: str) -> ArchiveSpec:
@@ -394,25 +204,23 @@ def archive(wanted: str) -> ArchiveSpec:
 
 
 def builder(where: str) -> Callable[..., Any]:
-    """The function that `module:function` names. From here on JAX is needed."""
+    """Import the function that `module:function` names, and with it JAX."""
     module, _, name = where.partition(":")
     return getattr(importlib.import_module(module), name)
 
 
-def build(config: Config, task: Task, outside: AlgorithmSpec | None = None) -> Any:
+def build(config: Config, task: Task) -> Any:
     """The algorithm of a configuration.
 
     Args:
         config: as `make` returns it.
         task: what the algorithm has to know of the task: its `spec` and `policy`.
-        outside: the specification of an algorithm that is not part of the package.
 
     Returns:
         An `Algorithm`: pure functions `init`, `ask`, `tell` and `learn`.
     """
-    spec = outside or algorithm(config.algorithm)
     made = builder(archive(config.archive.kind).build)(config.archive, task.spec.descriptor_bounds)
-    return builder(spec.build)(config.settings, task, made)
+    return builder(ALGORITHMS[config.algorithm].build)(config.settings, task, made)
 
 
 def make(wanted: str | AlgorithmSpec = "qdhuac", preset: str = "laptop", overrides: Values | None = None) -> Config:
@@ -433,10 +241,10 @@ def make(wanted: str | AlgorithmSpec = "qdhuac", preset: str = "laptop", overrid
     made = configuration.replace(start, {**spec.presets[preset], **(overrides or {})})
     if made.task.file:
         made = configuration.replace(made, {"task.name": Path(made.task.file).stem})
-    return validate(made, spec)
+    return validate(made)
 
 
-def validate(config: Config, spec: AlgorithmSpec | None = None) -> Config:
+def validate(config: Config) -> Config:
     """The configuration itself, or a UserError that names the first bad key and what is allowed."""
     configuration.check_ranges(config)
     if not config.task.file:
@@ -445,32 +253,43 @@ def validate(config: Config, spec: AlgorithmSpec | None = None) -> Config:
             builtin(config.task.name).dimensions(config.task.descriptor)
     if ":" not in config.archive.kind:
         check_choice("archive.kind", config.archive.kind, ARCHIVES)
-    spec = spec or ALGORITHMS.get(config.algorithm)
-    if spec is not None:
-        spec.check(config)
+    if config.algorithm in ALGORITHMS:
+        ALGORITHMS[config.algorithm].check(config)
+    split = ["learner.batch_size", "replay.capacity"]  # over devices
+    if config.task.backend not in ("auto", "native"):  # native simulates outside of JAX
+        split.append("emitter.batch_size")
+    known, devices = configuration.keys(config), config.run.devices
+    for name in split:
+        size = configuration.get(config, name) if name in known else 0
+        require(size % devices == 0, f"{name}={size}: must be divisible by run.devices={devices}")
     return config
 
 
-def from_toml(text: str, where: str = "the configuration", outside: AlgorithmSpec | None = None) -> Config:
-    """The inverse of `config.to_toml`, validated; `where` names the file in an error."""
+def from_toml(text: str, where: str = "the configuration") -> Config:
+    """The inverse of `config.to_toml`, validated; missing keys take their defaults, unknown ones are refused.
+
+    The sections of an algorithm that is not registered are kept as they are: reading a file imports nothing.
+
+    Args:
+        text: the content of a TOML file.
+        where: the name of the file, for errors.
+
+    Raises:
+        UserError: the text is not TOML, or not a valid configuration.
+    """
     try:
-        return from_dict(tomllib.loads(text), outside)
+        return _from_dict(tomllib.loads(text))
     except (ValueError, RecursionError) as error:
         raise UserError(f"{where}: not valid TOML ({error})") from None
     except UserError as error:
         raise UserError(f"{where}: {error}") from None
 
 
-def from_dict(data: Values, outside: AlgorithmSpec | None = None) -> Config:
-    """The inverse of `config.to_dict`, validated; missing keys take their defaults, unknown ones are refused.
-
-    `outside` is the algorithm if the user has named one from outside of the package. Without it the sections of such an
-    algorithm are kept as they are: reading a file runs nobody's code.
-    """
+def _from_dict(data: Values) -> Config:
     name = data.get("algorithm", "qdhuac")
-    known = outside if outside is not None and outside.name == name else ALGORITHMS.get(name)
-    if known is None and not (isinstance(name, str) and ":" in name):
+    if not (isinstance(name, str) and ":" in name):
         check_choice("algorithm", name, ALGORITHMS)
+    known = ALGORITHMS.get(name)
     values: dict[str, Any] = {}
     unread: dict[str, Any] = {}
     for section, value in data.items():
@@ -481,13 +300,13 @@ def from_dict(data: Values, outside: AlgorithmSpec | None = None) -> Config:
         else:
             values[section] = value
     start = Config(algorithm=name, settings=unread if known is None else known.settings())
-    return validate(configuration.replace(start, values), known)
+    return validate(configuration.replace(start, values))
 
 
 def _imported(what: str, wanted: str, kind: type) -> Any:
     module, _, name = wanted.partition(":")
     if "" not in sys.path:
-        sys.path.insert(0, "")  # a module beside the one who calls, as for `python -m`
+        sys.path.insert(0, "")  # modules in the working folder, as for `python -m`
     try:
         found = getattr(importlib.import_module(module), name)
     except (ImportError, AttributeError, ValueError) as error:

@@ -30,16 +30,16 @@ def dominated_novelty(fitness: Array, descriptor: Array, k: int, block: int = BL
     """
     size = len(fitness)
     counted = admissible(fitness, descriptor)
-    # From the fittest down, stable: whoever stands before me is fitter than I am.
+    # A stable order from the fittest down: an individual is dominated by those before it.
     order = jnp.argsort(jnp.where(counted, -fitness, jnp.inf), stable=True)
     ranked = descriptor[order]
     k = min(k, size)
 
     def nearest(rows: Array, fitter: Array) -> Array:
         """Squared distances [block, k] of the individuals ranked `rows` [block] to their nearest among `fitter`."""
-        mine = ranked[jnp.minimum(rows, size - 1)]
+        some = ranked[jnp.minimum(rows, size - 1)]
         # Differences rather than a matrix product, which would lose the small distances to cancellation.
-        squared = sum(jnp.square(mine[:, None, d] - fitter[None, :, d]) for d in range(descriptor.shape[-1]))
+        squared = sum(jnp.square(some[:, None, d] - fitter[None, :, d]) for d in range(descriptor.shape[-1]))
         squared = jnp.where(jnp.arange(len(fitter)) < rows[:, None], squared, jnp.inf)
         return -jax.lax.top_k(-squared, k)[0]
 

@@ -60,7 +60,7 @@ class GridArchive:
         return len(self.centroids)
 
     def cells(self, descriptor: Array) -> Array:
-        """The cell [B] of each descriptor [B, D]; what lies out of bounds belongs to the nearest cell at the border."""
+        """The cell [B] of each descriptor [B, D]. Out of bounds it is the nearest cell at the border."""
         if descriptor.shape[-1] != len(self.low):
             raise ValueError(
                 f"descriptor has {descriptor.shape[-1]} dimensions, but the grid has {len(self.low)}: "

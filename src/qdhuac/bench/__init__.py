@@ -1,4 +1,4 @@
-"""`qdhuac bench`: the speed of learner, rollouts, archive and replay buffer, each beside a yardstick."""
+"""`qdhuac bench`: the speed of learner, rollouts, archive and replay buffer, each relative to a reference."""
 
 from __future__ import annotations
 

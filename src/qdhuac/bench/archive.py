@@ -51,8 +51,8 @@ def _nearest(points: Array) -> Array:
     size = len(points)
 
     def rows(indices: Array) -> Array:
-        mine = points[jnp.minimum(indices, size - 1)]
-        squared = sum(jnp.square(mine[:, None, d] - points[None, :, d]) for d in range(points.shape[-1]))
+        some = points[jnp.minimum(indices, size - 1)]
+        squared = sum(jnp.square(some[:, None, d] - points[None, :, d]) for d in range(points.shape[-1]))
         return jnp.min(jnp.where(indices[:, None] == jnp.arange(size), jnp.inf, squared), axis=1)
 
     block = min(BLOCK, size)

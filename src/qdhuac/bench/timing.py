@@ -14,7 +14,7 @@ Name = TypeVar("Name")
 
 @dataclasses.dataclass(frozen=True)
 class Result:
-    """One measurement. `ratio` is ours as a share or a multiple of what `against` names, in the same process."""
+    """One measurement. `ratio` is relative to what `against` names, measured in the same process."""
 
     bench: str
     case: str

@@ -40,7 +40,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         return _fail(error, 2)
     except RunFailed as error:
         return _fail(error, 1)
-    except BrokenPipeError:  # nobody reads the output any more, as in `qdhuac doctor | head -1`
+    except BrokenPipeError:  # the reader of the output has ended, as in `qdhuac doctor | head -1`
         sys.stdout = None
         return 1
     except KeyboardInterrupt:

@@ -5,12 +5,12 @@ from __future__ import annotations
 import argparse
 import json
 
-from qdhuac.cli.common import add_number, add_run_dir, add_seed, load, require_robot
+from qdhuac.cli.common import add_number, add_seed, load, require_robot
 
 
 def add(parser: argparse.ArgumentParser) -> None:
     """The options of `qdhuac adapt`."""
-    add_run_dir(parser)
+    parser.add_argument("run_dir", metavar="RUN_DIR")
     text = "a motor or limb and its strength from 0 to 1, or blocked; mass:BODY=FACTOR; friction=FACTOR"
     parser.add_argument("--damage", nargs="+", action="extend", default=[], metavar="NAME=FACTOR", help=text)
     add_number(parser, "--trials", "at most N trials, default 10", high=100_000, default=10)

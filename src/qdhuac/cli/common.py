@@ -25,11 +25,6 @@ def add_open_choice(parser: argparse.ArgumentParser, flag: str, values: Iterable
     parser.add_argument(flag, **options).suggestions = tuple(values)  # type: ignore[attr-defined]
 
 
-def add_run_dir(parser: argparse.ArgumentParser, **options: Any) -> None:
-    """Add the argument RUN_DIR."""
-    parser.add_argument("run_dir", metavar="RUN_DIR", **options)
-
-
 def add_seed(parser: argparse.ArgumentParser) -> None:
     """Add `--seed` for commands that simulate episodes of a finished run."""
     add_number(parser, "--seed", "seed of the episodes, default 0", low=0, high=2**31 - 1, default=0)
@@ -106,7 +101,10 @@ def load(run_dir: str | Path) -> Run:
 def require_robot(run: Run) -> None:
     """Raise UserError for a run on a task of the user's own, which only Python has."""
     if run.config.task.name == config.OWN:
-        raise UserError(f"{run.folder.path}: its task is your own, so qdhuac does not have its robot")
+        raise UserError(
+            f"{run.folder.path}: its task is your own, which this command cannot build; in Python there are "
+            "qdhuac.render and qdhuac.show"
+        )
 
 
 def choose(run: Run, text: str) -> list[Policy]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 
 from qdhuac import config
-from qdhuac.cli.common import add_number, add_run_dir, add_seed, load
+from qdhuac.cli.common import add_number, add_seed, load
 from qdhuac.config import OWN
 from qdhuac.errors import UserError
 from qdhuac.tasks.bundle import facts
@@ -14,7 +14,7 @@ from qdhuac.tasks.task_file import Variation
 
 def add(parser: argparse.ArgumentParser) -> None:
     """The options of `qdhuac evaluate`."""
-    add_run_dir(parser)
+    parser.add_argument("run_dir", metavar="RUN_DIR")
     add_number(parser, "--episodes", "episodes per individual, default 8", high=100_000, default=8)
     add_seed(parser)
     text = "vary masses, friction, noise and so on as the task's file says: how much of the archive survives it"

@@ -5,12 +5,12 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
-from qdhuac.cli.common import add_policy, add_run_dir, choose, file_name, load, warn
+from qdhuac.cli.common import add_policy, choose, file_name, load, warn
 
 
 def add(parser: argparse.ArgumentParser) -> None:
     """The options of `qdhuac export`."""
-    add_run_dir(parser)
+    parser.add_argument("run_dir", metavar="RUN_DIR")
     add_policy(parser, "best", "all")
     parser.add_argument("--output", metavar="DIR", help="a new folder; default RUN_DIR/policy-best")
 

@@ -5,13 +5,13 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
-from qdhuac.cli.common import add_number, add_policy, add_run_dir, add_seed, choose, file_name, load, require_robot
+from qdhuac.cli.common import add_number, add_policy, add_seed, choose, file_name, load, require_robot
 from qdhuac.errors import UserError
 
 
 def add(parser: argparse.ArgumentParser) -> None:
     """The options of `qdhuac render`."""
-    add_run_dir(parser)
+    parser.add_argument("run_dir", metavar="RUN_DIR")
     add_policy(parser, "best")
     parser.add_argument("--output", metavar="FILE", help="a file that ends in .mp4 or .gif; default RUN_DIR/best.mp4")
     add_seed(parser)

@@ -6,12 +6,12 @@ import argparse
 from pathlib import Path
 
 from qdhuac.algorithms import specs
-from qdhuac.cli.common import add_run_dir, add_training, changes, process, write_reports
+from qdhuac.cli.common import add_training, changes, process, write_reports
 
 
 def add(parser: argparse.ArgumentParser) -> None:
     """The options of `qdhuac resume`."""
-    add_run_dir(parser)
+    parser.add_argument("run_dir", metavar="RUN_DIR")
     parser.add_argument("--algorithm", metavar="MODULE:NAME", help="needed if the run has one from outside of qdhuac")
     add_training(parser, "keys of section run")
 

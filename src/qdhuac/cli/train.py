@@ -13,6 +13,7 @@ from qdhuac.algorithms import specs
 from qdhuac.cli.common import add_number, add_open_choice, add_training, changes, process, write_reports
 from qdhuac.config import OWN, Config
 from qdhuac.errors import UserError, reason
+from qdhuac.keys import allowed
 from qdhuac.tasks.bundle import facts
 from qdhuac.tasks.task_file import TASKS
 
@@ -56,9 +57,7 @@ def run(arguments: argparse.Namespace) -> int:
     from qdhuac.training import launch
 
     path = _default_folder(settings) if arguments.run_dir is None else Path(arguments.run_dir)
-    code = launch.train(
-        settings, path, seeds=arguments.seeds, process=together, log=arguments.log, algorithm=_outside(arguments)
-    )
+    code = launch.train(settings, path, seeds=arguments.seeds, process=together, log=arguments.log)
     if code == 0 and together.rank == 0:
         write_reports(path)
     return code
@@ -77,11 +76,6 @@ def configuration(arguments: argparse.Namespace) -> Config:
     return specs.make(arguments.algorithm or _DEFAULT.algorithm, arguments.preset or _DEFAULT.preset, overrides)
 
 
-def _outside(arguments: argparse.Namespace) -> specs.AlgorithmSpec | None:
-    """The algorithm that `--algorithm` names, if it is not part of the package."""
-    return specs.algorithm(arguments.algorithm) if ":" in (arguments.algorithm or "") else None
-
-
 def _from_file(arguments: argparse.Namespace, overrides: specs.Values) -> Config:
     """The configuration in a file. A file may name code outside of the package, but only options have it imported."""
     path = arguments.config
@@ -91,17 +85,18 @@ def _from_file(arguments: argparse.Namespace, overrides: specs.Values) -> Config
         raise UserError(f"--config {path}: cannot be read ({reason(error)})") from None
     if arguments.preset is not None:
         raise UserError("--preset: a file given with --config has the values of its preset; leave out one of them")
-    outside = _outside(arguments)
-    found = config.with_task_file(specs.from_toml(text, f"--config {path}", outside), Path(path).parent)
+    if arguments.algorithm is not None:
+        specs.algorithm(arguments.algorithm)
+    found = config.with_task_file(specs.from_toml(text, f"--config {path}"), Path(path).parent)
     if arguments.algorithm not in (None, found.algorithm):
         raise UserError(f"--algorithm {arguments.algorithm}: {path} is of algorithm {found.algorithm}; leave it out")
     for flag, name, given in (
-        ("--algorithm ", found.algorithm, outside),
+        ("--algorithm ", found.algorithm, arguments.algorithm),
         ("--set archive.kind=", found.archive.kind, "archive.kind" in overrides),
     ):
         if ":" in name and not given:
             raise UserError(f"--config {path}: {name} is not part of qdhuac; to import it add {flag}{name}")
-    return specs.validate(config.replace(found, overrides), outside)
+    return specs.validate(config.replace(found, overrides))
 
 
 def keys(settings: Config) -> str:
@@ -112,8 +107,8 @@ def keys(settings: Config) -> str:
             found = config.get(settings, name)
             shown = found if isinstance(found, str) else tomli_w.dumps({"v": found})[len("v = ") :]
             shown = "".join(shown.split()).replace(",]", "]")
-            allowed = config.allowed(field)
-            lines.append(f"{name}={shown}\n    {field.metadata['doc']}{f' [{allowed}]' if allowed else ''}")
+            values = allowed(field)
+            lines.append(f"{name}={shown}\n    {field.metadata['doc']}{f' [{values}]' if values else ''}")
     return "\n".join(lines)
 
 

@@ -8,7 +8,7 @@ import socket
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from qdhuac.cli.common import add_number, add_run_dir, require_robot, warn
+from qdhuac.cli.common import add_number, require_robot, warn
 from qdhuac.errors import UserError, os_errors_as
 
 if TYPE_CHECKING:
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 def add(parser: argparse.ArgumentParser) -> None:
     """The options of `qdhuac view`."""
-    add_run_dir(parser, nargs="?", help="default: the newest run in runs/")
+    parser.add_argument("run_dir", metavar="RUN_DIR", nargs="?", help="default: the newest run in runs/")
     add_number(parser, "--port", "port on this machine, default 8080", high=65535, default=8080)
     parser.add_argument("--no-browser", action="store_true", help="print the address, but do not open a browser")
 

@@ -19,16 +19,8 @@ def actor_critic_emitters(e: ActorCriticEmitterConfig, learner: Any, replay: Rep
     """
     actors = int(e.inject_actor)
     lines = min(round(e.isoline_share * n), n - actors)
-    climb = GradientChildren(
-        value=learner.value,
-        policy=learner.policy,
-        replay=replay,
-        batch_size=learner.config.batch_size,
-        steps=e.gradient_steps,
-        learning_rate=e.gradient_learning_rate,
-    )
     return slots(
-        (IsoLine(e.sigma_iso, e.sigma_line, e.tournament), lines),
-        (climb, n - actors - lines),
+        (IsoLine.of(e), lines),
+        (GradientChildren.of(e, learner, replay), n - actors - lines),
         (InjectedActor(learner.injected), actors),
     )

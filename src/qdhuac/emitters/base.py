@@ -1,4 +1,4 @@
-"""What an emitter is: it proposes genotypes and hears how they fared. Algorithms are made of emitters."""
+"""The protocol of emitters, which propose genotypes and are told the results, and what emitters share."""
 
 from __future__ import annotations
 
@@ -44,8 +44,8 @@ class Emitter(Protocol):
     def ask(self, key: Array, state: Any, seen: Seen, n: int) -> Offspring:
         """`n` genotypes to try. The archive may still be empty; then fresh genotypes take the place of these."""
 
-    def tell(self, state: Any, mine: Told) -> Any:
-        """The state after hearing how its own part of the batch fared."""
+    def tell(self, state: Any, told: Told) -> Any:
+        """The state after the results of its part of the batch."""
 
 
 class Stateless:
@@ -57,7 +57,7 @@ class Stateless:
         """Return an empty state."""
         return ()
 
-    def tell(self, state: Any, mine: Told) -> Any:
+    def tell(self, state: Any, told: Told) -> Any:
         """Return the state unchanged."""
         return state
 
@@ -71,13 +71,19 @@ def slots(*wanted: tuple[Emitter, int]) -> Slots:
 
 
 def operators(emitters: Sequence[tuple[Emitter, int]], first: str) -> tuple[str, ...]:
-    """The names of operators in the order in which they are stored; `first` made what no emitter made."""
+    """The names of operators in the order in which they are stored; `first` is for genotypes that no emitter made."""
     return tuple(dict.fromkeys((first, *(emitter.name for emitter, _ in emitters))))
 
 
 def one_parent(slots: Array) -> Array:
     """Parents [n, 2] of genotypes that have only one, whose slots are [n]."""
     return jnp.stack([slots, jnp.full_like(slots, -1)], axis=-1)
+
+
+def descriptors(seen: Seen, slots: Array) -> Array:
+    """Descriptors [n, D] of the individuals in `slots` [n], nan where a slot is empty."""
+    occupied = jnp.isfinite(seen.archive.fitness)[slots, None]
+    return jnp.where(occupied, seen.archive.descriptor[slots], jnp.nan)
 
 
 def no_parents(n: int) -> Array:

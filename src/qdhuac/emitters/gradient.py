@@ -11,9 +11,10 @@ import jax.numpy as jnp
 import optax
 
 from qdhuac.archives.common import sample
-from qdhuac.emitters.base import Offspring, Seen, Stateless, one_parent
+from qdhuac.config import ActorCriticEmitterConfig
+from qdhuac.emitters.base import Offspring, Seen, Stateless, descriptors, one_parent
 from qdhuac.learning.policy import Policy
-from qdhuac.learning.replay import Replay, ReplayState
+from qdhuac.learning.replay import Replay
 from qdhuac.types import Array, Genotype
 
 AT_ONCE = 32  # parents; each has its own minibatch in the critic, which for thousands would fill the memory
@@ -31,6 +32,8 @@ class GradientChildren(Stateless):
         steps: steps per child.
         learning_rate: of Adam, which starts anew for each child.
         name: the operator's name in metrics.
+        condition: for a critic that depends on a wanted descriptor: `condition(obs, descriptor)` is what it gets as
+            observations. The wanted descriptor of a child is its parent's.
     """
 
     value: Callable[[Any, Array, Array], Array]
@@ -40,35 +43,38 @@ class GradientChildren(Stateless):
     steps: int
     learning_rate: float
     name: str = "gradient"
+    condition: Callable[[Array, Array], Array] | None = None
+
+    @classmethod
+    def of(cls, e: ActorCriticEmitterConfig, learner: Any, replay: Replay, **changes: Any) -> GradientChildren:
+        """The emitter of a configuration for the critic of a learner; `changes` replace fields of it."""
+        batch_size, steps, rate = learner.config.batch_size, e.gradient_steps, e.gradient_learning_rate
+        plain = cls(learner.value, learner.policy, replay, batch_size, steps, rate)
+        return dataclasses.replace(plain, **changes)
 
     def ask(self, key: Array, state: tuple[()], seen: Seen, n: int) -> Offspring:
         """`n` children."""
         key_parents, key_states = jax.random.split(key)
         parents = sample(seen.archive, key_parents, (n,))
+        uniform = dataclasses.replace(self.replay, exponent=0.0)
 
-        def value(genotype: Genotype, obs: Array, _: tuple[()]) -> Array:
-            return jnp.mean(self.value(seen.learner, obs, self.policy.act(genotype, obs)))
+        def value(genotype: Genotype, stored: Array, descriptor: Array) -> Array:
+            obs = stored[:, : self.policy.obs_size]
+            asked = stored if self.condition is None else self.condition(obs, descriptor)
+            return jnp.mean(self.value(seen.learner, asked, self.policy.act(genotype, obs)))
 
         children = gradient_mutation(
             key_states,
             jax.tree.map(lambda x: x[parents], seen.archive.genotypes),
-            uniform_observations(self.replay, seen.replay, self.batch_size),
+            lambda key: uniform.sample(seen.replay, key, self.batch_size).transition.obs,
             value,
-            steps=steps_if_any(seen, self.steps),
+            seen.archive.descriptor[parents],
+            # None while the archive is empty: fresh genotypes will take the place of these children.
+            steps=jnp.where(jnp.any(jnp.isfinite(seen.archive.fitness)), self.steps, 0),
             learning_rate=self.learning_rate,
         )
-        return Offspring(children, one_parent(parents))
-
-
-def uniform_observations(replay: Replay, buffer: ReplayState, batch_size: int) -> Callable[[Array], Array]:
-    """A function from a key to a minibatch of stored observations, whatever their priorities."""
-    uniform = dataclasses.replace(replay, exponent=0.0)
-    return lambda key: uniform.sample(buffer, key, batch_size).transition.obs
-
-
-def steps_if_any(seen: Seen, steps: int) -> Array:
-    """No steps while the archive is empty: what is made of its slots is replaced by fresh genotypes anyway."""
-    return jnp.where(jnp.any(jnp.isfinite(seen.archive.fitness)), steps, 0)
+        target = None if self.condition is None else descriptors(seen, parents)
+        return Offspring(children, one_parent(parents), target=target)
 
 
 def gradient_mutation(

@@ -8,6 +8,7 @@ import jax
 import numpy as np
 
 from qdhuac.archives.common import sample
+from qdhuac.config import EmitterConfig
 from qdhuac.emitters.base import Offspring, Seen, Stateless
 from qdhuac.types import Array, Genotype
 
@@ -27,6 +28,11 @@ class IsoLine(Stateless):
     sigma_line: float = 0.1
     tournament: int = 1
     name: str = "isoline"
+
+    @classmethod
+    def of(cls, e: EmitterConfig) -> IsoLine:
+        """The emitter of a configuration."""
+        return cls(e.sigma_iso, e.sigma_line, e.tournament)
 
     def ask(self, key: Array, state: tuple[()], seen: Seen, n: int) -> Offspring:
         """`n` children."""

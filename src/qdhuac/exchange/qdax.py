@@ -9,7 +9,6 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-import jax
 import jax.numpy as jnp
 import numpy as np
 from qdax.core.containers.mapelites_repertoire import MapElitesRepertoire
@@ -45,21 +44,8 @@ def to_qdax(archive: Individuals, centroids: Array | np.ndarray) -> MapElitesRep
 
 
 def from_qdax(repertoire: MapElitesRepertoire) -> Individuals:
-    """Convert a repertoire to individuals, one slot per cell, with unknown provenance (-1).
-
-    Raises:
-        UserError: the arrays of the repertoire do not fit each other.
-    """
+    """Convert a repertoire to individuals, one slot per cell, with unknown provenance (-1)."""
     cells, fitness = len(repertoire.centroids), repertoire.fitnesses
-    if fitness.shape not in ((cells,), (cells, 1)):
-        raise UserError(f"repertoire.fitnesses: expected one number for each of {cells} cells, got {fitness.shape}")
-    if repertoire.descriptors.shape != repertoire.centroids.shape:
-        expected, got = repertoire.centroids.shape, repertoire.descriptors.shape
-        raise UserError(f"repertoire.descriptors: expected {expected}, as the centroids, got {got}")
-    for path, leaf in jax.tree_util.tree_leaves_with_path(repertoire.genotypes):
-        if leaf.shape[:1] != (cells,):
-            name = jax.tree_util.keystr(path)
-            raise UserError(f"repertoire.genotypes{name}: expected {cells} cells first, got {leaf.shape}")
     genotypes = repertoire.genotypes
     if isinstance(genotypes, Mapping) and set(genotypes) == {FLAX}:
         genotypes = genotypes[FLAX]

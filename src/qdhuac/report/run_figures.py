@@ -44,8 +44,7 @@ _STYLE = BASE | {
 def curve(x: Sequence[float], y: Sequence[float | None], title: str) -> Figure:
     """Draw a learning curve, with gaps where there is no value."""
     with matplotlib.rc_context(_STYLE):
-        figure = Figure(figsize=(4.6, 2.7), layout="constrained")
-        axes = figure.subplots()
+        figure, ((axes,),) = panels(1, 1, (4.6, 2.7))
         values = np.array([np.nan if v is None else v for v in y], float)
         axes.plot(x, values, color=ACCENT, linewidth=1.8, marker="o" if len(values) < 25 else None, markersize=3)
         axes.set_title(title)
@@ -59,34 +58,43 @@ def archive(
 ) -> Figure:
     """Draw an archive by its descriptors [N, D] and fitness [N]: fitness over one dimension, or a map for each pair."""
     dimensions = descriptor.shape[1]
-    order = np.argsort(fitness)  # draws the best last
-    descriptor, fitness = descriptor[order], fitness[order]
+    pairs = list(itertools.combinations(range(min(dimensions, 4)), 2)) or [(0, 0)]
+    columns = min(3, len(pairs))
+    rows = -(-len(pairs) // columns)
+    size, dot = (3.0 * columns + 0.8, 2.9 * rows), 14
+    if dimensions < 3:
+        size, dot = ((7.2, 3.2), 24) if dimensions == 1 else ((5.2, 4.3), 26)
     with matplotlib.rc_context(_STYLE):
-        if dimensions == 1:
-            figure = Figure(figsize=(7.2, 3.2), layout="constrained")
-            axes = figure.subplots()
-            axes.scatter(descriptor[:, 0], fitness, c=fitness, cmap="viridis", s=24, linewidths=0)
-            axes.set_xlabel(labels[0])
-            axes.set_ylabel("fitness")
-            axes.set_xlim(*_widened(bounds[0][0], bounds[1][0]))
-            tidy(axes)
-            return figure
-        pairs = list(itertools.combinations(range(min(dimensions, 4)), 2))
-        columns = min(3, len(pairs))
-        rows = -(-len(pairs) // columns)
-        size, dot = ((5.2, 4.3), 26) if len(pairs) == 1 else ((3.0 * columns + 0.8, 2.9 * rows), 14)
-        figure = Figure(figsize=size, layout="constrained")
-        grid = figure.subplots(rows, columns, squeeze=False)
+        figure, grid = panels(rows, columns, size)
         for axes, (a, b) in zip(grid.flat, pairs, strict=False):
-            dots = axes.scatter(descriptor[:, a], descriptor[:, b], c=fitness, cmap="viridis", s=dot, linewidths=0)
-            axes.set(xlabel=labels[a], ylabel=labels[b])
-            axes.set_xlim(*_widened(bounds[0][a], bounds[1][a]))
-            axes.set_ylim(*_widened(bounds[0][b], bounds[1][b]))
-            axes.xaxis.set_major_locator(MaxNLocator(5))
-            axes.yaxis.set_major_locator(MaxNLocator(5))
-        bar = figure.colorbar(dots, ax=grid.ravel().tolist(), label="fitness", shrink=0.9, pad=0.02)
-        bar.outline.set_visible(False)
+            dots = scatter(axes, descriptor, fitness, bounds, (a, b), s=dot)
+            axes.set(xlabel=labels[a], ylabel="fitness" if dimensions == 1 else labels[b])
+        if dimensions > 1:
+            bar = figure.colorbar(dots, ax=grid.ravel().tolist(), label="fitness", shrink=0.9, pad=0.02)
+            bar.outline.set_visible(False)
         return figure
+
+
+def scatter(
+    axes: Any,
+    descriptor: np.ndarray,
+    fitness: np.ndarray,
+    bounds: Sequence[Sequence[float]] | np.ndarray,
+    pair: tuple[int, int] = (0, 1),
+    **style: Any,
+) -> Any:
+    """Draw an archive over a pair of dimensions, or its fitness over the only one. Return what a colour bar needs."""
+    order = np.argsort(fitness)  # the best on top
+    descriptor, fitness, size = descriptor[order], fitness[order], descriptor.shape[1]
+    (a, b), (low, high) = pair, np.asarray(bounds, float)
+    low, high = low - 0.03 * (high - low), high + 0.03 * (high - low)  # so that points on the bounds are whole
+    y = fitness if size == 1 else descriptor[:, b]
+    dots = axes.scatter(descriptor[:, a], y, c=fitness, cmap="viridis", linewidths=0, **style)
+    axes.set_xlim(low[a], high[a])
+    if size > 1:
+        axes.set_ylim(low[b], high[b])
+    tidy(axes)
+    return dots
 
 
 def svg(figure: Figure) -> str:
@@ -101,6 +109,12 @@ def svg(figure: Figure) -> str:
     return text.replace(_INK, "currentColor").replace("'DejaVu Sans'", "system-ui, 'DejaVu Sans'")
 
 
+def panels(rows: int, columns: int, size: tuple[float, float], **shared: Any) -> tuple[Figure, np.ndarray]:
+    """A figure of that size, in inches, and its axes [rows, columns]."""
+    figure = Figure(figsize=size, layout="constrained")
+    return figure, figure.subplots(rows, columns, squeeze=False, **shared)
+
+
 def tidy(axes: Any) -> None:
     """Set few ticks with short numbers."""
     for axis in (axes.xaxis, axes.yaxis):
@@ -111,12 +125,6 @@ def tidy(axes: Any) -> None:
 def _tick(value: float, _: int) -> str:
     """Thousands as k and M; numbers below one without a prefix."""
     return EngFormatter(sep="")(value) if abs(value) >= 1000 else f"{value:.3g}"
-
-
-def _widened(low: float, high: float) -> tuple[float, float]:
-    """The bounds with a margin, so that points on them are whole."""
-    margin = 0.03 * (high - low)
-    return low - margin, high + margin
 
 
 def descriptor_labels(metadata: Mapping[str, Any], size: int) -> list[str]:

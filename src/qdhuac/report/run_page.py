@@ -15,7 +15,7 @@ from typing import Any
 from qdhuac import __version__, config
 from qdhuac.config import Config
 from qdhuac.errors import RunFailed, UserError, os_errors_as
-from qdhuac.report.tables import EVALUATED, evaluation_rows
+from qdhuac.report.tables import evaluation_rows
 from qdhuac.store import repertoire
 from qdhuac.store.files import replace_file
 from qdhuac.store.run_folder import EVALUATION, REPERTOIRE, REPORT, RunDir
@@ -75,10 +75,19 @@ def render(
     settings: Config,
     rows: Sequence[Row],
     found: tuple[dict[str, Any], dict[str, Any]] | None,
-    evaluation: Row | None = None,
+    evaluation: str = "",
     film: bytes | str = "",
 ) -> str:
-    """Return the page as HTML. `film` is a GIF, or a sentence that says why there is none."""
+    """Return the page as HTML.
+
+    Args:
+        name: the name of the run folder.
+        settings: the configuration.
+        rows: the metrics of each generation.
+        found: arrays and metadata of the repertoire.
+        evaluation: the section of the re-evaluation, as HTML.
+        film: a GIF, or a sentence that says why there is none.
+    """
     title = f"{settings.algorithm} on {settings.task.name}"
     operators = found[1].get("operators", ()) if found else ()
     sections = [
@@ -90,7 +99,7 @@ def render(
         _curves(rows, CURVES),
         _archive(settings, found),
         _animation(film),
-        _evaluation_table(evaluation),
+        evaluation,
         _operators(rows, operators),
         _time(rows),
         _diagnostics(rows, operators),
@@ -232,25 +241,18 @@ def _diagnostics(rows: Sequence[Row], operators: Sequence[str]) -> str:
     return "<h2>Diagnostics</h2>" + _curves(rows, {key: key.replace("_", " ") for key in names}) if names else ""
 
 
-def _evaluation(folder: RunDir) -> Row | None:
+def _evaluation(folder: RunDir) -> str:
+    """The table of the re-evaluation, if there is one."""
+    path = folder.path / EVALUATION
     try:
-        content = json.loads((folder.path / EVALUATION).read_bytes())
-        values = [content[side].get(key) for side in ("stored", "again") for key in EVALUATED]
-        if type(content["episodes"]) is int and all(v is None or type(v) in (int, float) for v in values):
-            return content
+        summary = json.loads(path.read_bytes())
+        head = f"<h2>Evaluated again, {int(summary['episodes'])} times each</h2>"
+        return head + html_table(("", "stored", "again"), evaluation_rows(summary))
     except FileNotFoundError:
-        return None
-    except (OSError, ValueError, RecursionError, KeyError, TypeError, AttributeError):
-        pass
-    folder.notes.append(f"{folder.path / EVALUATION}: not readable; left out of the report")
-    return None
-
-
-def _evaluation_table(evaluation: Row | None) -> str:
-    if evaluation is None:
         return ""
-    head = f"<h2>Evaluated again, {evaluation['episodes']} times each</h2>"
-    return head + html_table(("", "stored", "again"), evaluation_rows(evaluation))
+    except (OSError, ValueError, RecursionError, KeyError, TypeError, AttributeError, OverflowError):
+        folder.notes.append(f"{path}: not readable; left out of the report")
+        return ""
 
 
 def html_table(heads: Iterable[str], rows: Iterable[Iterable[str]]) -> str:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from statistics import mode
 from typing import Any
 
 import matplotlib
@@ -13,16 +12,12 @@ import numpy as np
 from matplotlib.figure import Figure
 from matplotlib.ticker import FixedLocator, FuncFormatter, NullLocator
 
-from qdhuac.errors import UserError
-from qdhuac.report.run_figures import BASE, tidy
-from qdhuac.store import history, repertoire
-from qdhuac.store.run_folder import REPERTOIRE, RunDir
+from qdhuac.report.run_figures import BASE, panels, tidy
+from qdhuac.report.study_archives import archive_maps, kept_archives
 from qdhuac.studies import statistics
 from qdhuac.studies.catalogue import Setting
 from qdhuac.studies.results import KEPT, MEASURES, NAMES, PROBES, Results
-from qdhuac.tasks.task_file import builtin
 
-Archive = tuple[np.ndarray, np.ndarray, Sequence[Sequence[float]]]  # descriptor [N, D], fitness [N], bounds
 # Okabe and Ito's colours, with a dash and a marker for each: no two means differ in colour alone.
 COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#000000")
 DASHES: tuple[Any, ...] = ("-", "--", (0, (4, 1, 1, 1)), "-.", ":", (0, (6, 2)), (0, (1, 1)))
@@ -38,7 +33,6 @@ STYLE = BASE | {
 }
 # Metadata of each format. Without a date, the same figure is the same file.
 FORMATS: dict[str, dict[str, Any]] = {"svg": {"Date": None}, "pdf": {"CreationDate": None}, "png": {}}
-BINS = 5  # per foot, in the picture of a four-footed robot's archive
 SMALL = 0.1  # a reference below this share of its last value is too small to divide by
 FINEST = 80  # most points of a line: axes are about 140 points wide in print
 
@@ -65,7 +59,7 @@ def curves(
     """
     tasks = results.tasks
     size = 2.3 * len(tasks) + 0.9, 1.65 * len(measures) + 0.7
-    figure, grid = _panels(len(measures), len(tasks), size, sharex="col")
+    figure, grid = panels(len(measures), len(tasks), size, sharex="col")
     for axes_row, measure in zip(grid, measures, strict=True):
         for axes, task in zip(axes_row, tasks, strict=True):
             ends = [2.0]
@@ -100,7 +94,7 @@ def over(results: Results) -> Figure:
     for setting in results.study.settings:
         if setting.label in results.labels:
             groups.setdefault(setting.group, []).append(setting)
-    figure, grid = _panels(1, len(MEASURES), (2.3 * len(MEASURES) + 0.4, 2.7))
+    figure, grid = panels(1, len(MEASURES), (2.3 * len(MEASURES) + 0.4, 2.7))
     for axes, (measure, title) in zip(grid[0], MEASURES.items(), strict=True):
         for i, (group, settings) in enumerate(groups.items()):
             x = np.array([setting.x for setting in settings])
@@ -126,7 +120,7 @@ def over(results: Results) -> Figure:
 def probe(results: Results) -> Figure:
     """Predictions of critic and shadow target, the true return, the gap, and how often each misses a good agent."""
     task, label = results.tasks[0], results.labels[0]
-    figure, grid = _panels(2, 3, (8.2, 4.4), sharex=True)
+    figure, grid = panels(2, 3, (8.2, 4.4), sharex=True)
     lines = {"q": "critic", "q_shadow": "shadow target", "return": "true discounted return"}
     for row, where, prefix in zip(grid, ("start states", "along the way"), PROBES, strict=True):
         predictions, gap, missed = row
@@ -154,7 +148,7 @@ def probe(results: Results) -> Figure:
 def aggregate(results: Results) -> Figure:
     """IQM over tasks of each measure, and the probability that the reference is better, with 95 % intervals."""
     labels = results.labels
-    figure, grid = _panels(2, len(MEASURES), (9.2, 0.34 * len(labels) * 2 + 1.6), sharey="row")
+    figure, grid = panels(2, len(MEASURES), (9.2, 0.34 * len(labels) * 2 + 1.6), sharey="row")
     for (above, below), (measure, title) in zip(grid.T, MEASURES.items(), strict=True):
         scores = statistics.normalised(results.scores(measure))
         for i, label in enumerate(labels):
@@ -173,7 +167,7 @@ def aggregate(results: Results) -> Figure:
 def profiles(results: Results) -> Figure:
     """Share of runs above each normalised score, with 95 % bands."""
     thresholds = np.linspace(0.0, 1.0, 51)
-    figure, grid = _panels(1, len(MEASURES), (2.3 * len(MEASURES) + 0.4, 2.7), sharey=True)
+    figure, grid = panels(1, len(MEASURES), (2.3 * len(MEASURES) + 0.4, 2.7), sharey=True)
     for axes, (measure, title) in zip(grid[0], MEASURES.items(), strict=True):
         scores = statistics.normalised(results.scores(measure))
         for i, (label, values) in enumerate(scores.items()):
@@ -192,7 +186,7 @@ def final(results: Results) -> Figure:
     """Every setting at the last step relative to the reference's mean: a point per seed, a bar at their mean."""
     tasks, labels = results.tasks, results.labels
     height = 0.27 * len(labels) * len(tasks) + 0.5 * len(tasks) + 0.5
-    figure, grid = _panels(len(tasks), len(MEASURES), (9.2, height), sharey=True)
+    figure, grid = panels(len(tasks), len(MEASURES), (9.2, height), sharey=True)
     for row, task in zip(grid, tasks, strict=True):
         for axes, measure in zip(row, MEASURES, strict=True):
             reference = results.final(task, labels[0], measure)
@@ -215,30 +209,6 @@ def final(results: Results) -> Figure:
     return figure
 
 
-def archive_maps(task: str, found: Mapping[str, Archive]) -> Figure:
-    """The archives of the settings side by side."""
-    columns = 3 if len(found) in (5, 6) else min(4, len(found))
-    rows = -(-len(found) // columns)
-    figure, grid = _panels(rows, columns, (2.2 * columns + 0.9, 2.1 * rows + 0.4), sharex=True, sharey=True)
-    every = np.concatenate([fitness for _, fitness, _ in found.values()])
-    scale = {"vmin": float(every.min()), "vmax": float(every.max()), "cmap": "viridis"}
-    for axes, (label, (descriptor, fitness, bounds)) in zip(grid.flat, found.items(), strict=False):
-        coloured = _archive(axes, descriptor, fitness, np.asarray(bounds, float), scale)
-        axes.set_title(label)
-    for axes in grid.flat[len(found) :]:
-        axes.set_visible(False)
-    size = descriptor.shape[1]
-    x, y = "foot 1, and within it foot 2", "foot 3, and within it foot 4"
-    if size < 4:
-        x, y = (*(one.title for one in builtin(task).dimensions()), "fitness")[:2]
-    figure.supxlabel(x, fontsize=8)
-    figure.supylabel(y, fontsize=8)
-    figure.suptitle(NAMES[task], fontsize=9)
-    bar = figure.colorbar(coloured, ax=grid.ravel().tolist(), label="fitness", pad=0.02)
-    bar.outline.set_visible(False)
-    return figure
-
-
 def _parts(results: Results) -> Iterator[tuple[str, list[str]]]:
     """The settings that share a figure of curves, with the ending of its name."""
     there = [setting for setting in results.study.settings if setting.label in results.labels]
@@ -250,29 +220,6 @@ def _parts(results: Results) -> Iterator[tuple[str, list[str]]]:
     parts = np.array_split(others, max(1, math.ceil(len(others) / 6)))
     for i, part in enumerate(parts, 1):
         yield f"-{i}" * (len(parts) > 1), [first, *part.tolist()]
-
-
-def kept_archives(results: Results) -> dict[str, dict[str, Archive]]:
-    """The archives of the settings at the horizon, by task, all of the seed that most settings have."""
-    found: dict[str, dict[str, Archive]] = {}
-    there = {key: o.folder for key, o in results.origins.items() if o.folder and (o.folder / REPERTOIRE).exists()}
-    for task in results.tasks:
-        seeds = [seed for t, _, seed in there if t == task]
-        for label in results.labels:
-            key = task, label, mode(seeds) if seeds else -1
-            if key not in there:
-                continue
-            try:
-                bounds = repertoire.read(there[key] / REPERTOIRE)[1]["descriptor_bounds"]
-                # From the history, as the run may have gone beyond the horizon.
-                past = history.rebuild(RunDir.open(there[key]).read_history(), len(bounds[0]))
-            except UserError as error:
-                results.notes.append(str(error))
-                continue
-            alive = past.at(int(results.curves[task, label][key[2]][-1]["generation"]))
-            if len(alive):
-                found.setdefault(task, {})[label] = past.descriptor[alive], past.fitness[alive], bounds
-    return found
 
 
 # The figures that a study can have: functions that give them by the endings of their names.
@@ -308,44 +255,10 @@ def draw(results: Results) -> Iterator[tuple[str, Figure, str]]:
                 yield kind + ending, figure, CAPTIONS[kind]
 
 
-def _panels(rows: int, columns: int, size: tuple[float, float], **shared: Any) -> tuple[Figure, np.ndarray]:
-    """A figure of that size, in inches, and its axes [rows, columns]."""
-    figure = Figure(figsize=size, layout="constrained")
-    return figure, figure.subplots(rows, columns, squeeze=False, **shared)
-
-
 def _look(index: int) -> dict[str, Any]:
     """Colour, dash and marker of a setting's mean."""
     looks = {"color": COLOURS, "linestyle": DASHES, "marker": MARKERS}
     return {name: choices[index % len(choices)] for name, choices in looks.items()}
-
-
-def _archive(axes: Any, descriptor: np.ndarray, fitness: np.ndarray, bounds: np.ndarray, scale: dict[str, Any]) -> Any:
-    """Draw an archive as points, or as a grid of grids for four feet. Return what a colour bar needs."""
-    order = np.argsort(fitness)  # the best on top
-    descriptor, fitness, size = descriptor[order], fitness[order], descriptor.shape[1]
-    low, high = bounds
-    if size < 4:
-        y = fitness if size == 1 else descriptor[:, 1]
-        dots = axes.scatter(descriptor[:, 0], y, c=fitness, s=9, linewidths=0, **scale)
-        margin = 0.04 * (high - low)
-        axes.set_xlim(low[0] - margin[0], high[0] + margin[0])
-        if size > 1:
-            axes.set_ylim(low[1] - margin[1], high[1] + margin[1])
-        tidy(axes)
-        return dots
-    cells = np.clip(((descriptor - low) / (high - low) * BINS).astype(int), 0, BINS - 1)
-    picture = np.full((BINS**2, BINS**2), np.nan)  # each cell is the best of its bin
-    picture[cells[:, 2] * BINS + cells[:, 3], cells[:, 0] * BINS + cells[:, 1]] = fitness
-    borders = np.arange(BINS**2 + 1) / BINS**2
-    image = axes.pcolormesh(borders, borders, picture, **scale)
-    for edge in range(1, BINS):
-        axes.axvline(edge / BINS, color="#808080", linewidth=0.5)
-        axes.axhline(edge / BINS, color="#808080", linewidth=0.5)
-    axes.grid(visible=False)
-    axes.set(xlim=(0, 1), ylim=(0, 1))
-    tidy(axes)
-    return image
 
 
 def _lines(axes: Any, steps: np.ndarray, values: np.ndarray, index: int, label: str) -> None:

@@ -12,8 +12,9 @@ from pathlib import Path
 from qdhuac import __version__
 from qdhuac.errors import RunFailed
 from qdhuac.report.run_page import document, html_table
+from qdhuac.report.study_tables import TABLES, provenance, tables
 from qdhuac.store.files import replace_file
-from qdhuac.studies.results import TABLES, Results, Table, as_csv, collect, markdown, provenance, tables
+from qdhuac.studies.results import Results, Table, as_csv, collect
 
 STYLE = "figure { background: #fff } figure img { max-width: 100%; height: auto; display: block }\n"
 
@@ -35,7 +36,6 @@ def write_report(folder: Path) -> tuple[Path, list[str]]:
         for name, figure, caption in study_figures.draw(results):
             study_figures.save(figure, folder / "figures", name)
             pictures.append((name, caption, (folder / "figures" / f"{name}.svg").read_bytes()))
-        replace_file(folder / "table.md", _markdown(results, shown).encode())
         for name, (head, rows) in {**shown, "results": as_csv(results)}.items():
             text = io.StringIO()
             csv.writer(text, lineterminator="\n").writerows([head, *rows])
@@ -85,11 +85,3 @@ def _count(results: Results) -> str:
 
 def _html_list(lines: Iterable[str]) -> str:
     return "<ul>" + "".join(f"<li>{escape(line)}</li>" for line in lines) + "</ul>"
-
-
-def _markdown(results: Results, shown: dict[str, Table]) -> str:
-    out = [f"# {results.study.title}", f"Scale {results.scale}, {results.study.steps:,} steps."]
-    for name, found in shown.items():
-        out += [f"## {TABLES[name][1]}", markdown(*found)]
-    out += [f"- {note}" for note in (*results.notes, *(f"left out: {text}" for text in results.unfinished))]
-    return "\n\n".join(out) + "\n"

@@ -15,7 +15,8 @@ from typing import Any
 
 from qdhuac import config
 from qdhuac.algorithms import specs
-from qdhuac.config import Config, check_choice
+from qdhuac.config import Config
+from qdhuac.keys import check_choice
 
 SEEDS = {"smoke": 2, "laptop": 3, "paper": 5}  # default number of seeds at each scale
 SCALES = tuple(SEEDS)
@@ -54,7 +55,7 @@ class Study:
     settings: tuple[Setting, ...]
     steps: int
     figures: tuple[str, ...] = ("curves", "relative", "final")  # of `report.study_figures.FIGURES`
-    tables: tuple[str, ...] = ("summary", "aggregate")  # of `studies.results.TABLES`
+    tables: tuple[str, ...] = ("summary", "aggregate")  # of `report.study_tables.TABLES`
     varied: str = ""  # what `x` of the settings means
 
 

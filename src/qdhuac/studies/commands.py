@@ -40,7 +40,7 @@ def study(name: str, scale: str, seeds: int | None, root: Path, jobs: int | None
     if jobs is None:
         # A cluster starts as many as it has room for. Scale `paper` is for an accelerator, which takes one run.
         jobs = len(runs) if where != "local" else 1 if scale == "paper" else max(1, len(cores()))
-    executor = EXECUTORS[where](dry_run) if left else None  # raises if the cluster cannot be reached
+    executor = EXECUTORS[where]() if left and not dry_run else None  # raises if the cluster cannot be reached
     folder = write(root, name, scale, seeds)
     print(f"study {name} at scale {scale}: {catalogue.study(name, scale).title}")
     print(f"study folder: {folder}", flush=True)
@@ -49,8 +49,6 @@ def study(name: str, scale: str, seeds: int | None, root: Path, jobs: int | None
             print(f"  {f.state:8s} {f.steps:>9,} of {run.config.run.env_steps:,} steps  {run.name}  ({run.folder})")
     if left:
         print("\n".join(remaining(runs, found, jobs)), flush=True)
-    if dry_run and isinstance(executor, Slurm):
-        print(executor.script(root, len(left), jobs))
     if dry_run:
         return 0
     code = 0

@@ -109,7 +109,8 @@ def look(root: Path, run: Run) -> Found:
         changed = next(b for a, b in zip(ours.splitlines(), same.splitlines(), strict=True) if a != b)
         raise UserError(f"{path}: its configuration is not that of {run.name}: it has {changed}")
     rows = folder.read_metrics()
-    _check(path, rows, NEEDED + PROBED * getattr(getattr(run.config.settings, "learner", None), "probe", False))
+    learner = getattr(run.config.settings, "learner", None)
+    _check(path, rows, (*NEEDED, *PROBED) if getattr(learner, "probe", False) else NEEDED)
     done = bool(rows) and rows[-1]["env_steps"] >= run.config.run.env_steps
     # The report is written last: without it, the last checkpoint and repertoire may be missing too.
     whole = (path / REPORT).exists() or not folder.checkpoints.exists()
@@ -118,19 +119,12 @@ def look(root: Path, run: Run) -> Found:
 
 def _check(path: Path, rows: Sequence[Mapping[str, Any]], needed: Sequence[str]) -> None:
     """Raise UserError unless each generation is there once, in order, and has all metrics in `needed`."""
-    before = 0
     for i, row in enumerate(rows, 1):
         missing = [name for name in needed if row.get(name) is None]
         if row["generation"] != i:
-            problem = f"has a gap: generation {i} expected, found {row['generation']}"
-        elif missing:
-            problem = f"has no {missing[0]} in generation {i}"
-        elif row["env_steps"] <= before:
-            problem = f"has no new environment steps in generation {i}"
-        else:
-            before = row["env_steps"]
-            continue
-        raise UserError(f"{path}: metrics.jsonl {problem}; {AGAIN}")
+            raise UserError(f"{path}: metrics.jsonl has a gap: no generation {i}; {AGAIN}")
+        if missing:
+            raise UserError(f"{path}: metrics.jsonl has no {missing[0]} in generation {i}; {AGAIN}")
 
 
 def _load(where: Path) -> dict[str, Any]:

@@ -89,9 +89,6 @@ class Local:
 
     queues, poll = False, 0.2
 
-    def __init__(self, dry_run: bool) -> None:
-        pass
-
     def prepare(self, root: Path, runs: Sequence[Run], jobs: int) -> None:
         self.root, self.jobs = root, jobs
         usable = cores()

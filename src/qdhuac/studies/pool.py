@@ -22,7 +22,7 @@ class Executor(Protocol):
     poll: float  # seconds between two calls of `result`
     queues: bool  # whether a run may wait in a queue after `begin`
 
-    def __init__(self, dry_run: bool) -> None:
+    def __init__(self) -> None:
         """Raise UserError if the cluster cannot be reached."""
 
     def prepare(self, root: Path, runs: Sequence[Run], jobs: int) -> None:

@@ -48,11 +48,9 @@ class Slurm:
 
     queues, poll = True, 2.0
 
-    def __init__(self, dry_run: bool) -> None:
+    def __init__(self) -> None:
         self.submitit = require("submitit", "slurm")
         self._stopped: set[str] = set()
-        if dry_run:
-            return
         for program in ("sbatch", "srun", "scancel"):
             if shutil.which(program) is None:
                 raise UserError(f"--executor slurm: {program} not found; run the command on a machine with Slurm")
@@ -61,7 +59,9 @@ class Slurm:
         """Submit all runs as one array, of which Slurm starts `jobs` at a time."""
         self.jobs = len(runs)
         executor = self.submitit.SlurmExecutor(root / FOLDER, max_num_timeout=TIMEOUTS)
-        executor.update_parameters(**_parameters(jobs))
+        # `requeue` is for clusters that end a job without a signal, or lose its node.
+        more = {"additional_parameters": {"requeue": True}}
+        executor.update_parameters(job_name="qdhuac", time=MINUTES, cpus_per_task=1, array_parallelism=jobs, **more)
         try:
             with executor.batch():
                 sent = [executor.submit(Task(order(root, run))) for run in runs]
@@ -88,22 +88,3 @@ class Slurm:
 
     def close(self) -> None:
         pass
-
-    def script(self, root: Path, runs: int, jobs: int) -> str:
-        """The script that sbatch would get."""
-
-        class Anywhere(self.submitit.SlurmExecutor):  # type: ignore[name-defined]
-            @classmethod
-            def affinity(cls) -> int:
-                return 1  # so that a dry run works without Slurm
-
-        executor = Anywhere((root / FOLDER).absolute())
-        executor.update_parameters(**_parameters(jobs))
-        executor.parameters |= {"map_count": runs} if runs > 1 else {}
-        return executor._make_submission_file_text(executor._submitit_command_str, "")
-
-
-def _parameters(jobs: int) -> dict[str, Any]:
-    """Parameters of the script. `requeue` is for clusters that end a job without a signal, or lose its node."""
-    ours = {"job_name": "qdhuac", "time": MINUTES, "cpus_per_task": 1, "array_parallelism": jobs}
-    return {**ours, "additional_parameters": {"requeue": True}}

@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, Any
 import jax
 
 from qdhuac.algorithms import specs
-from qdhuac.algorithms.specs import AlgorithmSpec
 from qdhuac.config import OWN, Config
 from qdhuac.errors import UserError
 from qdhuac.tasks.base import Task
@@ -19,15 +18,10 @@ if TYPE_CHECKING:
     from qdhuac.tasks.native import NativeTask
 
 
-def build(config: Config, task: Task | None = None, outside: AlgorithmSpec | None = None) -> tuple[Task, Algorithm]:
-    """Return the task and the algorithm of a run.
-
-    Args:
-        task: the user's own; None: the one of the configuration.
-        outside: the specification of the user's own algorithm; None: the one of the configuration.
-    """
-    task = build_task(config, outside) if task is None else task
-    return task, build_algorithm(config, task, outside)
+def build(config: Config, task: Task | None = None) -> tuple[Task, Algorithm]:
+    """Return the task and the algorithm of a run. `task` is the user's own; None: the one of the configuration."""
+    task = build_task(config) if task is None else task
+    return task, specs.build(config, task)
 
 
 def choose_backend(config: Config) -> Config:
@@ -38,8 +32,8 @@ def choose_backend(config: Config) -> Config:
     return specs.validate(dataclasses.replace(config, task=dataclasses.replace(config.task, backend=backend)))
 
 
-def build_task(config: Config, outside: AlgorithmSpec | None = None) -> Task:
-    """Return the task of a configuration, with what the algorithm needs of it; `outside` as for `build`.
+def build_task(config: Config) -> Task:
+    """Return the task of a configuration, with what the algorithm needs of it.
 
     Raises:
         UserError: the task is the user's own, which no configuration describes.
@@ -47,7 +41,7 @@ def build_task(config: Config, outside: AlgorithmSpec | None = None) -> Task:
     t = choose_backend(config).task
     if t.name == OWN:
         raise UserError("task.name='own': is not part of qdhuac; give it to qdhuac.train or qdhuac.resume in Python")
-    spec = outside or specs.ALGORITHMS.get(config.algorithm)
+    spec = specs.ALGORITHMS.get(config.algorithm)
     options = task_options(config) | {"store_contacts": spec is not None and "contacts" in spec.needs}
     if t.backend == "native":
         from qdhuac.tasks.native import NativeTask
@@ -81,8 +75,3 @@ def task_options(config: Config) -> dict[str, Any]:
         "hidden": config.policy.hidden,
         "vary": t.vary,
     }
-
-
-def build_algorithm(config: Config, task: Task, outside: AlgorithmSpec | None = None) -> Algorithm:
-    """Return the algorithm of a configuration, with its archive; `outside` as for `build`."""
-    return specs.build(config, task, outside)

@@ -53,35 +53,28 @@ class Pace(NamedTuple):
         return self._replace(share=min(share, max(self.share, 0.99)), eta_s=left)  # not 100 % before the end
 
 
-class Meter:
-    """Rates over the last generations, without the first one of a session, which compiles."""
+class Session:
+    """The generations of this session: progress and rates, and the trends of the four metrics."""
 
     def __init__(self, config: Config) -> None:
-        self.goals = {"env_steps": config.run.env_steps, "generation": config.run.generations}
+        self._goals = {"env_steps": config.run.env_steps, "generation": config.run.generations}
         self._recent: deque[Mapping[str, Any]] = deque(maxlen=10)
+        self._values: dict[str, list[float | None]] = {name: [] for name in METRICS}
 
     def add(self, line: Mapping[str, Any]) -> Pace:
+        """Add a generation. Rates are over the last ones, without the first, which compiles."""
+        for name, values in self._values.items():
+            values.append(line[name])
         self._recent.append(line)
-        share = max(min(1.0, line[k] / goal) for k, goal in self.goals.items() if goal)
+        share = max(min(1.0, line[k] / goal) for k, goal in self._goals.items() if goal)
         first, span = self._recent[0], line["wall_s"] - self._recent[0]["wall_s"]
         if span <= 0:
             return Pace(share, None, None, None)
         steps = (line["env_steps"] - first["env_steps"]) / span
         learning = sum(other["time_learn"] for other in list(self._recent)[1:])
         updates = (line["gradient_updates"] - first["gradient_updates"]) / learning if learning > 0 else None
-        left = [(goal - line[k]) * span / max(line[k] - first[k], 1e-9) for k, goal in self.goals.items() if goal]
+        left = [(goal - line[k]) * span / max(line[k] - first[k], 1e-9) for k, goal in self._goals.items() if goal]
         return Pace(share, steps, updates or None, max(0.0, min(left)))
-
-
-class Trend:
-    """The values of the four metrics in this session."""
-
-    def __init__(self) -> None:
-        self._values: dict[str, list[float | None]] = {name: [] for name in METRICS}
-
-    def add(self, line: Mapping[str, Any]) -> None:
-        for name, values in self._values.items():
-            values.append(line[name])
 
     def change(self, name: str) -> float | None:
         """The difference from the value `AGO` generations ago, or from the first; None while it is unknown."""
@@ -104,29 +97,29 @@ class Plain(Progress):
     """Prints a line every few seconds."""
 
     def __init__(self, config: Config) -> None:
-        self._meter, self._trend, self._last = Meter(config), Trend(), -PLAIN_INTERVAL
-        self._unsaid: str | None = None
+        self._session, self._last = Session(config), -PLAIN_INTERVAL
+        self._waiting: str | None = None
 
     def generation(self, line: Mapping[str, Any]) -> None:
         """Print a line, or keep it for later if another one has just been printed."""
-        self._trend.add(line)
+        pace = self._session.add(line)
         facts = [f"generation {line['generation']:,}", f"steps {line['env_steps']:,}"]
         for name, label in METRICS.items():
-            facts.append(f"{label} {shown(name, line[name])}{_arrow(self._trend.change(name))}")
-        self._unsaid = "  ".join([*facts, f"archive {line['archive_size']:,}", *_speed(self._meter.add(line))])
+            facts.append(f"{label} {shown(name, line[name])}{_arrow(self._session.change(name))}")
+        self._waiting = "  ".join([*facts, f"archive {line['archive_size']:,}", *_speed(pace)])
         if time.monotonic() - self._last >= PLAIN_INTERVAL:
-            self._say()
+            self._print()
 
     def note(self, text: str, *, warning: bool = False) -> None:
         print(f"warning: {text}" if warning else text, flush=True)
 
     def close(self) -> None:
-        self._say()
+        self._print()
 
-    def _say(self) -> None:
-        if self._unsaid:
-            print(self._unsaid, flush=True)
-            self._unsaid, self._last = None, time.monotonic()
+    def _print(self) -> None:
+        if self._waiting:
+            print(self._waiting, flush=True)
+            self._waiting, self._last = None, time.monotonic()
 
 
 class LiveDisplay(Progress):
@@ -137,7 +130,7 @@ class LiveDisplay(Progress):
         from rich.live import Live
         from rich.spinner import Spinner
 
-        self._meter, self._trend = Meter(config), Trend()
+        self._session = Session(config)
         self._title = f"{config.algorithm} · {config.task.name} · seed {config.run.seed}"
         self._phase, self._done, self._total = "starting", 0, 0
         self._line: Mapping[str, Any] | None = None
@@ -153,8 +146,7 @@ class LiveDisplay(Progress):
         self._phase, self._done, self._total = name, done, total
 
     def generation(self, line: Mapping[str, Any]) -> None:
-        self._trend.add(line)
-        self._line, self._pace, self._line_at = line, self._meter.add(line), time.monotonic()
+        self._line, self._pace, self._line_at = line, self._session.add(line), time.monotonic()
 
     def note(self, text: str, *, warning: bool = False) -> None:
         self._warnings += warning
@@ -192,9 +184,11 @@ class LiveDisplay(Progress):
         table = Table("", "now", "so far", f"last {AGO} generations", box=None, pad_edge=False, header_style="dim")
         table.columns[1].justify = table.columns[3].justify = "right"
         for name, label in METRICS.items():
-            change = self._trend.change(name)
+            change = self._session.change(name)
             difference = "" if change is None else "+" * (change > 0) + shown(name, change) + _arrow(change)
-            table.add_row(label, Text(shown(name, self._line[name]), "bold cyan"), self._trend.spark(name), difference)
+            table.add_row(
+                label, Text(shown(name, self._line[name]), "bold cyan"), self._session.spark(name), difference
+            )
         counts = (("generation", "generation"), ("env_steps", "steps"), ("gradient_updates", "updates"))
         sums = [f"{label} {self._line[name]:,}" for name, label in (*counts, ("archive_size", "archive"))]
         return Group(bar, table, Text(" · ".join(sums), "dim"), speed, below)
@@ -213,7 +207,8 @@ def mean(lines: Sequence[Mapping[str, Any]]) -> Mapping[str, Any]:
     for name, value in means.items():
         values = [line[name] for line in lines if line.get(name) is not None]
         if len(values) == len(lines):
-            means[name] = (round if isinstance(value, int) else float)(sum(values) / len(values))
+            average = sum(values) / len(values)
+            means[name] = round(average) if isinstance(value, int) else average
     return means
 
 

@@ -33,7 +33,7 @@ MEETING_SECONDS = 60.0  # processes may start this far apart
 POLL_SECONDS = 0.5  # between two checks for a stop signal
 GREETING_SECONDS = 2.0  # a connection that sends nothing for this long is ignored
 GREETING_BYTES = 1 << 16  # longest line that is read
-NO_ANSWER = (OSError, ValueError, KeyError, TypeError)  # of a process of this run
+NO_ANSWER = (OSError, ValueError, KeyError, TypeError)  # no message from a process of this run
 
 
 # Devices
@@ -45,9 +45,10 @@ def use(devices: int) -> Iterator[None]:
     present = jax.devices()
     if devices > len(present):
         where = "this machine has" if jax.process_count() == 1 else "the processes together have"
-        hint = "; XLA_FLAGS=--xla_force_host_platform_device_count=N splits a CPU into N devices"
-        platform = present[0].platform
-        raise UserError(f"run.devices={devices}: {where} {len(present)} ({platform}){hint * (platform == 'cpu')}")
+        platform, hint = present[0].platform, ""
+        if platform == "cpu":
+            hint = "; XLA_FLAGS=--xla_force_host_platform_device_count=N splits a CPU into N devices"
+        raise UserError(f"run.devices={devices}: {where} {len(present)} ({platform}){hint}")
     if jax.process_count() > 1 and devices != len(present):
         raise UserError(f"run.devices={devices}: the processes have {len(present)} together; use them all")
     if devices == 1:
@@ -109,7 +110,7 @@ def join(process: Process) -> None:
 
 
 def leads() -> bool:
-    """Whether this is process 0."""
+    """True in process 0."""
     return jax.process_index() == 0
 
 
@@ -123,7 +124,7 @@ def agreed(number: int) -> int:
 
 
 def stopped(stop: Stop) -> bool:
-    """Whether any process has received a stop signal."""
+    """True if any process has received a stop signal."""
     if jax.process_count() == 1:
         return bool(stop)
     # A signal that arrives after the processes have agreed counts the next time.
@@ -197,7 +198,7 @@ def _listen(process: Process, has: Mapping[str, str], stop: Any) -> bool:
             if time.monotonic() > deadline:
                 came = f"{len(others) + 1} of {process.of} processes came to {process.address}"
                 raise UserError(f"--process: {came} in {MEETING_SECONDS:.0f} seconds")
-            with contextlib.suppress(*NO_ANSWER):  # nobody came, or something that is not a process of this run
+            with contextlib.suppress(*NO_ANSWER):  # no connection yet, or from another program
                 caller = stack.enter_context(listener.accept()[0])
                 caller.settimeout(GREETING_SECONDS)
                 greeting = _read(caller)

@@ -20,7 +20,7 @@ from qdhuac.errors import RunFailed, UserError, os_errors_as
 from qdhuac.store import checkpoint
 from qdhuac.store.run_folder import RunDir
 from qdhuac.tasks import bundle
-from qdhuac.training import loggers
+from qdhuac.training import counters, loggers
 
 if TYPE_CHECKING:
     from qdhuac.tasks.base import Task
@@ -45,7 +45,6 @@ class Options(TypedDict, total=False):
     process: Process  # which of several processes this is
     log: str | loggers.Logger | None  # the name of a logger, or one of the user's own
     task: Task | None  # one of the user's own; None: the one of the configuration
-    algorithm: AlgorithmSpec | None  # one of the user's own; None: the one of the configuration
 
 
 def train(settings: Config, path: Path, *, seeds: int | None = None, **options: Unpack[Options]) -> int:
@@ -73,9 +72,7 @@ def train(settings: Config, path: Path, *, seeds: int | None = None, **options: 
             if os.path.lexists(path):
                 raise UserError(f"--run-dir {path}: exists already; name a new folder, or: qdhuac resume {path}")
             numbers = range(settings.run.seed, settings.run.seed + seeds)
-            each = [
-                specs.validate(config.replace(settings, {"run.seed": n}), options.get("algorithm")) for n in numbers
-            ]
+            each = [specs.validate(config.replace(settings, {"run.seed": n})) for n in numbers]
             wanted = {path / f"{SEED}{one.run.seed}": one for one in each}
         runs: list[tuple[Config, RunDir]] = []
         try:
@@ -97,6 +94,7 @@ def resume(
     path: Path,
     changes: Mapping[str, Any],
     *,
+    algorithm: AlgorithmSpec | None = None,
     check: Callable[[RunDir, Config], None] = lambda folder, settings: None,
     **options: Unpack[Options],
 ) -> int:
@@ -106,11 +104,12 @@ def resume(
         path: the folder.
         changes: configuration keys of section `run`. For a run with an archive of the user's own also `archive.kind`:
             a stored name is never imported, so the user gives it again.
+        algorithm: the algorithm that the user has named again; needed if it is from outside of the package.
         check: called with the folder and the configuration of each run; may raise UserError.
         options: see `Options`.
     """
     loggers.check(options.get("log"))
-    process, algorithm = options.get("process", ALONE), options.get("algorithm")
+    process = options.get("process", ALONE)
     with contextlib.ExitStack() as stack:
         if process.rank:
             RunDir.open((side_by_side(path) or [path])[0])  # refuses a folder that is not a run
@@ -121,7 +120,7 @@ def resume(
         for folder in folders:
             folder.lock()
         runs = [(_change(folder.read_config(), changes, algorithm), folder) for folder in folders]
-        done = [_done(settings, checkpoint.newest(folder.checkpoints).record) for settings, folder in runs]
+        done = [_done(settings, checkpoint.newest(folder.checkpoints)) for settings, folder in runs]
         if all(done):
             raise UserError(done[0])
         if len(runs) > 1 and (process.of > 1 or runs[0][0].run.devices > 1):
@@ -143,27 +142,26 @@ def _change(settings: Config, changes: Mapping[str, Any], algorithm: AlgorithmSp
     name, kind = settings.algorithm, settings.archive.kind
     if algorithm is not None and algorithm.name != name:
         raise UserError(f"--algorithm {algorithm.name}: the run was trained with {name}")
-    if algorithm is None and ":" in name:
+    if name not in specs.ALGORITHMS:
         raise UserError(f"--algorithm: the run has one from outside of qdhuac; give it again: --algorithm {name}")
     if ":" in kind:
         changes = dict(changes)
         if changes.pop("archive.kind", None) != kind:
             raise UserError(f"--set: the run has an archive from outside of qdhuac; give it again: archive.kind={kind}")
-    if algorithm is not None:
-        settings = specs.from_dict(config.to_dict(settings), algorithm)
     known = config.keys(settings)
     for key in changes:
         if key == "run.seed" or (key in known and not key.startswith("run.")):
             raise UserError(f"--set {key}: a resumed run can only change keys of section run other than run.seed")
-    return specs.validate(config.replace(settings, changes), algorithm)
+    return specs.validate(config.replace(settings, changes))
 
 
 def _run(runs: Sequence[tuple[Config, RunDir]], path: Path, new: bool, options: Options) -> int:
     """Train runs, which are all in `path`. This is the part that needs JAX."""
     process = options.get("process", ALONE)
     leads = process.rank == 0
-    for _, folder in runs if leads else ():
-        print(f"run folder: {folder.path}", flush=True)
+    if leads:
+        for _, folder in runs:
+            print(f"run folder: {folder.path}", flush=True)
     from qdhuac.training import display as displays
     from qdhuac.training.signals import Stop
 
@@ -190,7 +188,7 @@ def _run(runs: Sequence[tuple[Config, RunDir]], path: Path, new: bool, options: 
         try:
             with contextlib.ExitStack() as stack:
                 # Before `use`: the model of a task is on one device.
-                parts = build(first, options.get("task"), options.get("algorithm"))
+                parts = build(first, options.get("task"))
                 stack.enter_context(distributed.use(first.run.devices))
                 trainer = Trainer(runs, *parts, display, stop)
                 trainer.start() if new else trainer.restore()
@@ -234,19 +232,13 @@ def _what_must_agree(process: Process, settings: Config, folder: RunDir) -> dict
     return has
 
 
-def _done(settings: Config, record: dict[str, Any]) -> str:
+def _done(settings: Config, saved: checkpoint.Checkpoint) -> str:
     """The error of a run that has reached its goal; empty if it has not."""
-    goal, done = settings.run, record.get("counters", {})
-    try:
-        generations, env_steps = int(done.get("generation", 0)), int(done.get("env_steps", 0))
-    except (AttributeError, TypeError, ValueError):
-        raise UserError("the newest checkpoint has other counters than this version of qdhuac") from None
-    # A run that was stopped while learning has made its last steps, but not all of their updates.
-    steps_reached = not record.get("pending") and 0 < goal.env_steps <= env_steps
-    if not (0 < goal.generations <= generations or steps_reached):
+    goal, (done, pending) = settings.run, counters.read(saved)
+    if not counters.finished(goal, done, pending):
         return ""
     return (
-        f"nothing left to do: the run has made {generations} generations and {env_steps} steps, and its goal is "
-        f"run.generations={goal.generations}, run.env_steps={goal.env_steps} (0: none); "
+        f"nothing left to do: the run has made {done.generation} generations and {done.env_steps} steps, and its goal "
+        f"is run.generations={goal.generations}, run.env_steps={goal.env_steps} (0: none); "
         "give a larger --generations or --env-steps"
     )

@@ -7,9 +7,10 @@ from pathlib import Path
 from typing import Any, Protocol, runtime_checkable
 
 from qdhuac import config as configuration
-from qdhuac.config import Config, check_choice
+from qdhuac.config import Config
 from qdhuac.environment import require
 from qdhuac.errors import UserError
+from qdhuac.keys import check_choice
 
 
 @runtime_checkable

@@ -16,7 +16,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from qdhuac.config import Config
-from qdhuac.errors import RunFailed
+from qdhuac.errors import RunFailed, UserError
 from qdhuac.store.arrays import flatten, unflatten
 from qdhuac.store.run_folder import RunDir
 from qdhuac.tasks.base import Task
@@ -68,7 +68,7 @@ class Trainer:
         self.state = self._joined([self._initial(recorder) for recorder in self.recorders])
 
     def restore(self) -> None:
-        """Continue from the newest intact checkpoints."""
+        """Continue from the newest intact checkpoints. Raises UserError if the runs are at different generations."""
         distributed.require_memory(self._shapes, self._places, len(self.recorders))
         states = []
         for recorder in self.recorders:
@@ -77,18 +77,22 @@ class Trainer:
                 states.append(self._initial(recorder))
             else:
                 states.append(distributed.put(unflatten(self._shapes, found.arrays, str(found.path)), self._places))
+        # A crash between two saves can do this. A single program needs all runs to be in the same phase.
+        reached = {(r.counters.generation, r.pending is not None) for _, r in self._unfinished()}
+        if len(reached) > 1:
+            one = self.recorders[0].folder.path
+            raise UserError(f"{one.parent}: its runs are not at the same generation; resume each alone, such as {one}")
         self.state = self._joined(states)
 
-    def run(self, until: int = 0) -> bool:
-        """Train to the goal, or to generation `until`, and save.
+    def run(self) -> bool:
+        """Train to the goal, and save.
 
         Returns:
             True, or False if the runs were stopped before.
         """
-        self._catch_up()
         for recorder in self.recorders:
             recorder.start_clock()
-        while (going := self._unfinished(until)) and not self._stopped():
+        while (going := self._unfinished()) and not self._stopped():
             if going[0][1].pending is None and not self._collect(going):
                 break
             if not self._learn_what_is_owed(going):
@@ -97,7 +101,7 @@ class Trainer:
             self._save_if_due()
         self.progress.phase("saving")
         self.save()
-        return not self._unfinished(until)
+        return not self._unfinished()
 
     def save(self) -> None:
         """Write a checkpoint of each run that has changed since its last one."""
@@ -124,8 +128,7 @@ class Trainer:
             self.state, metrics, told = self._tell(self.state, emission, evaluation)
             metrics, told = jax.device_get((metrics, told))
         for i, recorder in going:
-            mine, newcomers = self._one((metrics, told), i)
-            recorder.told(mine, newcomers, dict(times))
+            recorder.told(self._one(metrics, i), self._one(told, i), dict(times))
         return True
 
     def _evaluate(self, emission: Emission, keys: Any) -> Evaluation:
@@ -189,26 +192,9 @@ class Trainer:
 
     # Runs
 
-    def _unfinished(self, until: int) -> list[tuple[int, Recorder]]:
-        """The runs, with their indices, that have reached neither their goal nor generation `until`."""
-        return [
-            (i, recorder)
-            for i, recorder in enumerate(self.recorders)
-            if not (recorder.finished or 0 < until <= recorder.counters.generation)
-        ]
-
-    def _catch_up(self) -> None:
-        """Continue with single runs until all are at the same point of the same generation."""
-        going = self._unfinished(0)
-        reached = {(r.counters.generation + (r.pending is not None), r.pending is not None) for _, r in going}
-        if len(reached) < 2:
-            return
-        level, _ = max(reached)
-        for i, recorder in going:
-            alone = Trainer([(recorder.config, recorder.folder)], self.task, self.algorithm, self.progress, self.stop)
-            alone.recorders, alone.state = [recorder], self._one(self.state, i)
-            alone.run(until=level)
-            self.state = jax.tree.map(lambda all_, mine, i=i: all_.at[i].set(mine), self.state, alone.state)
+    def _unfinished(self) -> list[tuple[int, Recorder]]:
+        """The runs that have not reached their goal, with their indices."""
+        return [(i, recorder) for i, recorder in enumerate(self.recorders) if not recorder.finished]
 
     def _initial(self, recorder: Recorder) -> Any:
         return self._init(jax.random.key(recorder.config.run.seed))

@@ -43,7 +43,7 @@ class Program:
         return self.algorithm.ask(state.algorithm), jax.random.fold_in(state.algorithm.key, 1)
 
     def tell(self, state: RunState, emission: Emission, evaluation: Evaluation) -> tuple[RunState, Metrics, Told]:
-        """Return the new state, the metrics, and how the batch fared in the archive, without its genotypes."""
+        """Return the new state, the metrics, and which of the batch took which slot, without the genotypes."""
         algorithm, told = self.algorithm.tell(state.algorithm, emission, evaluation)  # raises on wrong shapes
         grid = self.grid.add(state.grid, told.individuals.fitness, told.individuals.descriptor)
         measured = scores(grid, self.offset) | archive_scores(algorithm.archive.fitness, self.offset)

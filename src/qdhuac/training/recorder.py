@@ -13,38 +13,14 @@ import numpy as np
 
 from qdhuac.config import Config, with_task_file
 from qdhuac.environment import versions
-from qdhuac.errors import RunFailed, UserError, os_errors_as
+from qdhuac.errors import RunFailed, os_errors_as
 from qdhuac.metrics import auc_increment, symptoms
 from qdhuac.store import checkpoint, repertoire
 from qdhuac.store.run_folder import COLUMNS, REPERTOIRE, RunDir
 from qdhuac.tasks.base import Task
+from qdhuac.training.counters import Counters, Pending, finished, read
 from qdhuac.training.loggers import Logger
 from qdhuac.types import Algorithm, Metrics, Told
-
-
-@dataclasses.dataclass
-class Counters:
-    """Totals since the start of a run, as Python numbers."""
-
-    generation: int = 0
-    env_steps: int = 0
-    gradient_updates: int = 0
-    qd_score: float = 0.0
-    qd_score_auc: float = 0.0
-    wall_s: float = 0.0
-    failures: dict[str, int] = dataclasses.field(default_factory=dict)  # by source
-    warnings: dict[str, dict[str, Any]] = dataclasses.field(default_factory=dict)  # by symptom, see metrics.symptoms
-
-
-@dataclasses.dataclass
-class Pending:
-    """A generation whose updates are unfinished, and what is known of its metrics."""
-
-    record: dict[str, Any]
-    times: dict[str, float]  # seconds of each phase
-    learnt: int = 0  # updates made so far
-    means: dict[str, float | None] = dataclasses.field(default_factory=dict)  # summed over the updates
-    sums: dict[str, float | None] = dataclasses.field(default_factory=dict)
 
 
 class Recorder:
@@ -71,9 +47,7 @@ class Recorder:
     @property
     def finished(self) -> bool:
         """The run has reached its goal."""
-        goal, done = self.config.run, self.counters
-        steps_reached = self.pending is None and 0 < goal.env_steps <= done.env_steps
-        return 0 < goal.generations <= done.generation or steps_reached
+        return finished(self.config.run, self.counters, self.pending)
 
     def start_clock(self) -> None:
         """Measure wall time, and the time since the last checkpoint, from now on."""
@@ -84,13 +58,8 @@ class Recorder:
         found = checkpoint.load(self.folder.checkpoints)
         for text in found.damaged:
             self._warn(f"damaged checkpoint {text}; continuing from {found.path.name}")
-        if found.arrays is not None:
-            try:
-                self.counters = Counters(**found.record["counters"])
-                self.pending = Pending(**found.record["pending"]) if found.record["pending"] else None
-            except (KeyError, TypeError):
-                raise UserError(f"{found.path}: has other counters than this version of qdhuac") from None
-            self.unsaved = False
+        self.counters, self.pending = read(found)
+        self.unsaved = found.arrays is None  # generation 0
         self.folder.restore(found.texts)
         with os_errors_as(RunFailed, f"{self.folder.checkpoints}: cannot be changed"):
             checkpoint.set_aside(self.folder.checkpoints, found)
@@ -193,8 +162,6 @@ class Recorder:
         record: dict[str, Any] = {
             "counters": dataclasses.asdict(done),
             "pending": dataclasses.asdict(self.pending) if self.pending else None,
-            "versions": versions(),
-            "arrays": {name: [str(array.dtype), *array.shape] for name, array in arrays.items()},
             "repertoire": self._metadata(),
         }
         name = checkpoint.name(done.generation + (self.pending is not None), done.gradient_updates)
