@@ -125,6 +125,6 @@ def descriptor_labels(task: str, size: int) -> list[str]:
     """Names of the dimensions of a task's descriptor."""
     if task not in TASKS:
         return [f"descriptor {i + 1}" for i in range(size)]
-    if robot(task).omni:
+    if robot(task).omni and size == 2:
         return ["final x (m)", "final y (m)"]
     return ["share of steps on the foot"] if size == 1 else [f"foot {i + 1} on the ground" for i in range(size)]

@@ -15,9 +15,9 @@ from typing import Any
 from qdhuac import __version__, config
 from qdhuac.config import Config
 from qdhuac.errors import RunFailed, UserError, os_errors_as
+from qdhuac.files import read, replace_file
 from qdhuac.report.tables import EVALUATED, evaluation_rows
 from qdhuac.store import repertoire
-from qdhuac.store.files import replace_file
 from qdhuac.store.run_folder import EVALUATION, REPERTOIRE, REPORT, RunDir
 from qdhuac.text import METRICS, PHASES, duration, number, shown
 
@@ -234,7 +234,7 @@ def _diagnostics(rows: Sequence[Row], operators: Sequence[str]) -> str:
 
 def _evaluation(folder: RunDir) -> Row | None:
     try:
-        content = json.loads((folder.path / EVALUATION).read_bytes())
+        content = json.loads(read(folder.path / EVALUATION))
         values = [content[side].get(key) for side in ("stored", "again") for key in EVALUATED]
         if type(content["episodes"]) is int and all(v is None or type(v) in (int, float) for v in values):
             return content

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -14,6 +15,7 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import FixedLocator, FuncFormatter, NullLocator
 
 from qdhuac.errors import UserError
+from qdhuac.files import replace_file
 from qdhuac.report.run_figures import BASE, descriptor_labels, tidy
 from qdhuac.store import history, repertoire
 from qdhuac.store.run_folder import REPERTOIRE, RunDir
@@ -48,7 +50,9 @@ def save(figure: Figure, folder: Path, name: str, kinds: Sequence[str] = tuple(F
         figure.draw_without_rendering()
         figure.set_layout_engine("none")  # keep the layout for all formats
         for kind in kinds:
-            figure.savefig(folder / f"{name}.{kind}", dpi=200, metadata=FORMATS[kind])
+            picture = io.BytesIO()
+            figure.savefig(picture, format=kind, dpi=200, metadata=FORMATS[kind])
+            replace_file(folder / f"{name}.{kind}", picture.getvalue())
 
 
 def curves(
