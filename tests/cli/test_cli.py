@@ -85,7 +85,7 @@ def refused(capsys, here, *arguments):
         (["train", "--config", "nowhere.toml"], ["--config", "nowhere.toml", "No such file"]),
         (["train", "--config", "a_file", "--preset", "smoke"], ["--preset", "--config"]),
         (["train", "--config", "a_file", "--algorithm", "dns"], ["--algorithm dns", "a_file", "qdhuac"]),
-        (["train", "--config", "a_folder"], ["--config", "a_folder", "directory"]),
+        (["train", "--config", "a_folder"], ["--config", "a_folder", "not a regular file"]),
         (["report", "a_folder"], ["a_folder", "not a run"]),
     ],
 )

@@ -130,4 +130,6 @@ def _tick(value: float, _: int) -> str:
 def descriptor_labels(metadata: Mapping[str, Any], size: int) -> list[str]:
     """Names of the dimensions of a descriptor, of which the metadata of a repertoire may have its own."""
     found = metadata.get("labels") or []
-    return [str(label) for label in found] if len(found) == size else [f"descriptor {i + 1}" for i in range(size)]
+    # Neither markup of the page nor mathematics of the figure.
+    plain = [re.sub(r"[^\w .,:/()\[\]²-]", "", label) for label in found]
+    return plain if len(plain) == size else [f"descriptor {i + 1}" for i in range(size)]

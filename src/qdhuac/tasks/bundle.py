@@ -10,9 +10,10 @@ from collections.abc import Mapping
 from pathlib import Path
 from xml.etree import ElementTree
 
+from qdhuac import files
 from qdhuac.config import Config
 from qdhuac.errors import UserError, reason
-from qdhuac.tasks.task_file import LARGEST, TaskFile, base_of, builtin, read
+from qdhuac.tasks.task_file import TaskFile, base_of, builtin, read
 
 LARGEST_BUNDLE = 64_000_000  # bytes of all files together
 MODELS = ("include", "model")  # elements whose file is another MJCF
@@ -25,9 +26,8 @@ def collect(path: Path) -> dict[str, bytes]:
         UserError: a file is missing, outside of that folder, not a regular file, or all are too large.
     """
     task, found = read(path), _Files(path.parent)
-    for text in (path, base_of(path)):
-        if text is not None:
-            found.add(text, LARGEST)
+    for facts_file in filter(None, (path, base_of(path))):
+        found.add(facts_file)
     found.add_model(task.model, task.model.parent)
     return found.files
 
@@ -55,17 +55,12 @@ class _Files:
         self.folder, self.files = folder, dict[str, bytes]()
         self._left, self._models = LARGEST_BUNDLE, set[Path]()
 
-    def add(self, path: Path, largest: int = LARGEST_BUNDLE) -> bytes:
+    def add(self, path: Path) -> bytes:
         """Read a file."""
         try:
-            inside = path.resolve().is_relative_to(self.folder.resolve()) and ".." not in path.parts
-            if not inside:
+            if not path.resolve().is_relative_to(self.folder.resolve()) or ".." in path.parts:
                 raise UserError(f"{path}: is outside of the folder of the task file, {self.folder}")
-            if not path.exists():
-                raise UserError(f"{path}: no such file")
-            if not path.is_file() or path.stat().st_size > min(largest, self._left):
-                raise UserError(f"{path}: not a regular file, or too large (all: {LARGEST_BUNDLE // 10**6} MB)")
-            content = path.read_bytes()
+            content = files.read(path, self._left)
         except (OSError, ValueError) as error:
             raise UserError(f"{path}: cannot be read ({reason(error)})") from None
         self._left -= len(content)
