@@ -104,18 +104,22 @@ class FallsAtOnce(ToyTask):
         self.steps = 1 if settings.task.after_termination == "stop" else settings.task.episode_length
 
 
+WHOLE = rollout.BATCH * rollout.STEPS
+
+
 def test_rollouts_of_a_robot_that_falls_at_once_have_all_their_steps(monkeypatch):
     monkeypatch.setattr(rollout, "build_task", FallsAtOnce)
-    monkeypatch.setattr(rollout, "best_times", lambda calls, repeats: {"mjx": 4.0, "native": 2.0})
+    monkeypatch.setattr(rollout, "bare", lambda name, key: (None, WHOLE))
+    monkeypatch.setattr(rollout, "best_times", lambda calls, repeats: {"mjx": 4.0, "native": 2.0, "bare": 1.0})
     results = list(rollout.measure(("hopper",)))
-    whole = rollout.BATCH * rollout.STEPS
-    assert [(r.value, r.ratio) for r in results] == [(whole / 4.0, 1.0), (whole / 2.0, 2.0)]
+    assert [(r.value, r.ratio) for r in results] == [(WHOLE / 4.0, 1.0), (WHOLE / 2.0, 2.0), (WHOLE, 0.5)]
 
 
 def test_steps_that_were_not_simulated_are_not_counted(monkeypatch):
     slow, fast = ToyTask(steps=rollout.STEPS), ToyTask(steps=1)
     monkeypatch.setattr(rollout, "build_task", lambda s: fast if s.task.backend == "native" else slow)
-    monkeypatch.setattr(rollout, "best_times", lambda calls, repeats: {"mjx": 4.0, "native": 2.0})
+    monkeypatch.setattr(rollout, "bare", lambda name, key: (None, WHOLE))
+    monkeypatch.setattr(rollout, "best_times", lambda calls, repeats: {"mjx": 4.0, "native": 2.0, "bare": 1.0})
     native = list(rollout.measure(("hopper",)))[1]
     assert native.value == rollout.BATCH / 2.0
     assert native.ratio == pytest.approx(2.0 / rollout.STEPS)
@@ -132,12 +136,13 @@ def small(monkeypatch):
     monkeypatch.setattr(replay, "LOOPS", {"tree": 2, "flat": 2})
     monkeypatch.setattr(archive, "CAPACITIES", (20, 40))
     monkeypatch.setattr(rollout, "build_task", lambda settings: ToyTask())
+    monkeypatch.setattr(rollout, "bare", lambda name, key: (lambda: None, 1000))
     monkeypatch.setattr("qdhuac.environment.prepare_jax", lambda: None)
 
 
 CASES = {
     "learner": {"paper/1-critic": "ms/update", "paper/per-share": "share"},
-    "rollout": {f"{task}/{backend}": "steps/s" for task in rollout.TASKS for backend in rollout.BACKENDS},
+    "rollout": {f"{task}/{backend}": "steps/s" for task in rollout.TASKS for backend in (*rollout.BACKENDS, "bare")},
     "archive": {"dns/20": "ms", "dns/40": "ms"},
     "replay": {"add/50": "ms", "sample+set/512": "ms", "memory/humanoid": "GB"},
 }
