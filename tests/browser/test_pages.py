@@ -141,7 +141,6 @@ def test_the_file_that_opens_the_browser_leads_to_the_page(page, run, monkeypatc
         page.goto(opened[0])
         expect(page).to_have_url(server.address, timeout=SLOW)
         expect(page.locator("#which")).to_have_text("generation 4", timeout=SLOW)
-        server.shutdown()
 
 
 def change(page, name, function):

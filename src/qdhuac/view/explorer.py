@@ -7,22 +7,23 @@ of an `Explorer`: no request names a file.
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import json
 import os
 import re
 import secrets
-import sys
+import socket
 import tempfile
-import threading
+import traceback
 import webbrowser
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from functools import lru_cache
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from http import HTTPStatus
 from importlib import resources
 from pathlib import Path
 from typing import Any
-from urllib.parse import parse_qsl, urlsplit
 
 import numpy as np
 
@@ -41,9 +42,15 @@ from qdhuac.view.trajectory import simulate
 HOST = "127.0.0.1"
 MAX_POINTS = 1000  # of a trace; more cannot be seen
 REMEMBERED = 8  # episodes, as the page asks twice for each: for its facts and for its poses
-PATIENCE_S = 10  # seconds after which a silent connection is closed
+PATIENCE_S = 10.0  # seconds for a request to arrive, and for its answer to be taken
+LONGEST = 1 << 16  # bytes of a request; cookies of other pages on this machine come with it
+MOST_SILENT, BACKLOG = 256, 1024  # connections without a request, and those that are not yet accepted
 TEXT, JSON, BINARY = "text/plain; charset=utf-8", "application/json", "application/octet-stream"
-QUESTIONS = {"archive": "generation", "individual": "id", "poses": "id", "policy": "id"}  # each with its parameter
+_ID = "id=([0-9]{1,9})"
+QUESTIONS = {"run": "", "archive": "generation=([0-9]{1,9})", "individual": _ID, "poses": _ID, "policy": _ID}
+# Method, target, and lines of headers: what browsers send, and a part of what HTTP allows.
+REQUEST = re.compile(rb"([A-Z]+) (/[!-~]*) HTTP/1\.[01]\r\n((?:[\w!#$%&'*+.^`|~-]+:[^\0\r\n]*\r\n)*)\r\n")
+NOT_ANSWERED = b"not answered"
 HEADERS = {
     "Content-Security-Policy": (
         "default-src 'none'; script-src 'self'; style-src 'self' 'unsafe-inline'; img-src 'self' data: blob:; "
@@ -153,23 +160,28 @@ class Explorer:
         return self._trajectories[id]
 
 
-class Server(ThreadingHTTPServer):
-    """Serves one explorer to this machine alone, at `address`, which contains the token of this start."""
+class Server:
+    """Serves one explorer to this machine alone, at `address`, which contains the token of this start.
 
-    allow_reuse_address = True
-    daemon_threads = True
-    request_queue_size = 128
+    One thread reads all requests and sends all answers, one other thread asks the explorer. A connection has one
+    request, and `patience` seconds to send it and as long to take the answer. Beyond `MOST_SILENT` connections without
+    a request, the oldest of these is closed.
+    """
 
-    def __init__(self, explorer: Explorer, port: int) -> None:
+    def __init__(self, explorer: Explorer, port: int, patience: float = PATIENCE_S) -> None:
         try:
-            super().__init__((HOST, port), Handler)
+            self._socket = socket.create_server((HOST, port), backlog=BACKLOG)
         except OSError as error:
             raise UserError(f"--port {port}: cannot be used ({error.strerror}); name another one") from None
-        self.explorer, self.token = explorer, secrets.token_urlsafe(16)
-        self.lock = threading.Lock()  # of the explorer
+        self.explorer, self.token, self.patience = explorer, secrets.token_urlsafe(16), patience
+        self.port = self._socket.getsockname()[1]
+        at = "" if self.port == 80 else f":{self.port}"  # as browsers write it
+        self._hosts = tuple(f"{name}{at}" for name in (HOST, "localhost"))
+        self.address = f"http://{self._hosts[0]}/{self.token}/"
+        self._asked = ThreadPoolExecutor(1)  # the explorer is not thread-safe
+        self._silent: dict[asyncio.StreamWriter, None] = {}  # connections without a request, the oldest first
         self._stack = contextlib.ExitStack()
-        self.hosts = tuple(f"{name}:{self.server_port}" for name in (HOST, "localhost"))
-        self.address = f"http://{HOST}:{self.server_port}/{self.token}/"
+        self._loop: asyncio.AbstractEventLoop | None = None
 
     def open_browser(self) -> None:
         """Open the page in a browser, by a file that only its owner can read, as every user can read a command line."""
@@ -177,76 +189,108 @@ class Server(ThreadingHTTPServer):
         page.write_text(f'<!doctype html><meta http-equiv="refresh" content="0;url={self.address}">')
         webbrowser.open(page.as_uri())
 
-    def server_close(self) -> None:
-        super().server_close()
+    def serve_forever(self) -> None:
+        """Serve until Ctrl-C, or until another thread leaves the `with` block of this server."""
+        asyncio.run(self._serve())
+
+    async def _serve(self) -> None:
+        self._loop, self._left = asyncio.get_running_loop(), asyncio.Event()
+        server = await asyncio.start_server(self._serve_one, sock=self._socket, limit=LONGEST, backlog=BACKLOG)
+        try:
+            await self._left.wait()
+        finally:
+            server.close()
+
+    def __enter__(self) -> Server:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self._loop is None:
+            self._socket.close()
+        elif not self._loop.is_closed():
+            self._loop.call_soon_threadsafe(self._left.set)
+        self._asked.shutdown(wait=False, cancel_futures=True)
         self._stack.close()
 
-    def handle_error(self, request: Any, client_address: Any) -> None:
-        """Ignore browsers that disconnect. Show any other error."""
-        if not isinstance(sys.exception(), ConnectionError | TimeoutError):
-            super().handle_error(request, client_address)
-
-
-class Handler(BaseHTTPRequestHandler):
-    """Answers GET requests of the page itself, and of a browser that opens its address."""
-
-    server: Server
-    timeout = PATIENCE_S
-    server_version, sys_version = "qdhuac", ""
-
-    def do_GET(self) -> None:
-        parts = urlsplit(self.path)
-        token, slash, name = parts.path.removeprefix("/").partition("/")
-        if refusal := self._refusal(token):
-            self._send(403, TEXT, refusal.encode())
-        elif not slash:
-            self._send(307, TEXT, b"", Location=f"/{self.server.token}/")
-        else:
+    async def _serve_one(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        writer.transport.set_write_buffer_limits(0)  # so that `drain` waits until all of it is sent
+        self._silent[writer] = None
+        if len(self._silent) > MOST_SILENT:
+            oldest = next(iter(self._silent))
+            del self._silent[oldest]
+            oldest.transport.abort()
+        with contextlib.suppress(EOFError, ConnectionError, TimeoutError):
             try:
-                self._send(200, *self._answer(name, dict(parse_qsl(parts.query))))
-            except KeyError:
-                self._send(404, TEXT, b"not found")
-            except UserError as error:
-                self._send(409, JSON, _json({"error": str(error)}))
+                async with asyncio.timeout(self.patience):
+                    head = await reader.readuntil(b"\r\n\r\n")
+            except asyncio.LimitOverrunError:
+                head = b""
+            finally:
+                self._silent.pop(writer, None)
+            answer = await self._answer(head)
+            async with asyncio.timeout(self.patience):
+                writer.write(answer)
+                await writer.drain()
+        writer.transport.abort()
 
-    def _refusal(self, token: str) -> str:
+    async def _answer(self, head: bytes) -> bytes:
+        """The answer to a request: its status, headers and content."""
+        found = REQUEST.fullmatch(head)
+        if found is None:
+            return _response(400, TEXT, NOT_ANSWERED)
+        method, target, lines = found[1], found[2].decode("latin-1"), found[3].decode("latin-1").split("\r\n")
+        headers: dict[str, list[str]] = {}
+        for name, _, value in (line.partition(":") for line in lines[:-1]):
+            headers.setdefault(name.lower(), []).append(value.strip(" \t"))
+        if method != b"GET":
+            return _response(405, TEXT, NOT_ANSWERED, Allow="GET")
+        if "transfer-encoding" in headers or headers.get("content-length", ["0"]) != ["0"]:
+            return _response(400, TEXT, NOT_ANSWERED)
+        path, _, query = target.partition("?")
+        token, slash, name = path[1:].partition("/")
+        if refusal := self._refusal(token, name, headers):
+            return _response(403, TEXT, refusal.encode())
+        if not slash:
+            return _response(307, TEXT, b"", Location=f"/{self.token}/")
+        if name in ASSETS and not query:
+            kind, content = ASSETS[name]
+            return _response(200, kind, content())
+        asked = name in QUESTIONS and re.fullmatch(QUESTIONS[name], query)
+        if not asked:
+            return _response(404, TEXT, b"not found")
+        return await asyncio.get_running_loop().run_in_executor(self._asked, self._ask, name, *map(int, asked.groups()))
+
+    def _refusal(self, token: str, name: str, headers: dict[str, list[str]]) -> str:
         """Why a request is refused; empty if it is not."""
-        repeated = [n for n in ("Host", "Origin", "Sec-Fetch-Site") if len(self.headers.get_all(n, ())) > 1]
-        if repeated or self.headers.get("Host") not in self.server.hosts:  # other names may resolve to this machine
-            return "this explorer answers on 127.0.0.1 only"
-        own_origin = self.headers.get("Origin") in (None, f"http://{self.headers['Host']}")
-        followed = self.headers.get("Sec-Fetch-Dest") == "document"  # by a link in notes or in a web terminal
-        own_site = followed or self.headers.get("Sec-Fetch-Site", "none") in ("none", "same-origin")
-        if not (own_origin and own_site):
+        host, origin, site, goal = (
+            headers.get(name, [""]) for name in ("host", "origin", "sec-fetch-site", "sec-fetch-dest")
+        )
+        if host not in [[own] for own in self._hosts]:  # other names may resolve to this machine
+            return f"this explorer answers on {HOST} only"
+        # A link in notes or in a web terminal may lead to the page, but to nothing else.
+        own_site = site in ([""], ["none"], ["same-origin"]) or (goal == ["document"] and not name)
+        if origin not in ([""], [f"http://{host[0]}"]) or not own_site or len(site) > 1:
             return "this explorer answers no other page"
-        if not secrets.compare_digest(token.encode(), self.server.token.encode()):
+        if not secrets.compare_digest(token.encode("latin-1"), self.token.encode()):
             return "wrong or missing token: open the address that qdhuac view has printed"
         return ""
 
-    def _answer(self, name: str, query: dict[str, str]) -> tuple[str, bytes]:
-        """Content type and content. Raise KeyError if there is no such thing."""
-        if name in ASSETS:
-            kind, content = ASSETS[name]
-            return kind, content()
-        explorer = self.server.explorer
-        number = None if name == "run" else _number(query[QUESTIONS[name]])
-        with self.server.lock:
-            answer = explorer.run() if number is None else getattr(explorer, name)(number)
-        return (BINARY, answer) if isinstance(answer, bytes) else (JSON, _json(answer))
+    def _ask(self, question: str, *number: int) -> bytes:
+        try:
+            answer = getattr(self.explorer, question)(*number)
+            return _response(200, BINARY, answer) if isinstance(answer, bytes) else _response(200, JSON, _json(answer))
+        except UserError as error:
+            return _response(409, JSON, _json({"error": str(error)}))
+        except Exception:  # a mistake of ours, which must not end the server
+            traceback.print_exc()
+            return _response(500, TEXT, b"failed: the terminal of qdhuac view says why")
 
-    def _send(self, code: int, kind: str, content: bytes, **more: str) -> None:
-        self.send_response(code)
-        for name, value in {"Content-Type": kind, "Content-Length": str(len(content)), **HEADERS, **more}.items():
-            self.send_header(name, value)
-        self.end_headers()
-        self.wfile.write(content)
 
-    def send_error(self, code: int, message: str | None = None, explain: str | None = None) -> None:
-        """Answer anything but a valid GET, without repeating what was sent."""
-        self._send(code, TEXT, b"not answered")
-
-    def log_message(self, format: str, *args: Any) -> None:
-        """Log nothing: the terminal belongs to the command."""
+def _response(code: int, kind: str, content: bytes, **more: str) -> bytes:
+    """One answer. It never repeats what was sent."""
+    headers = {"Content-Type": kind, "Content-Length": str(len(content)), "Connection": "close", **HEADERS, **more}
+    lines = [f"HTTP/1.1 {code} {HTTPStatus(code).phrase}", *(f"{name}: {value}" for name, value in headers.items())]
+    return "\r\n".join([*lines, "", ""]).encode() + content
 
 
 def serve(task: Viewable, run: Run, port: int = 8080, *, browser: bool = True) -> None:
@@ -268,12 +312,6 @@ def serve(task: Viewable, run: Run, port: int = 8080, *, browser: bool = True) -
             server.open_browser()
         with contextlib.suppress(KeyboardInterrupt):
             server.serve_forever()
-
-
-def _number(text: str) -> int:
-    if not re.fullmatch("[0-9]{1,9}", text):
-        raise KeyError(text)
-    return int(text)
 
 
 @lru_cache
