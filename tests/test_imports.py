@@ -19,7 +19,7 @@ FLOORS = (
     ("learning", "archives"),
     ("sharding",),
     ("config", "types", "text"),
-    ("environment", "keys"),
+    ("environment", "files", "keys"),
     ("errors", "exports"),
 )
 FLOOR = {room: level for level, rooms in enumerate(FLOORS) for room in rooms}

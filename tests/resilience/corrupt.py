@@ -37,6 +37,9 @@ def state(generation: int) -> dict[str, np.ndarray]:
         "algorithm/archive/descriptor": chance.random((16, 2), np.float32),
         "algorithm/archive/genotypes/x": chance.normal(size=(16, 5)).astype(np.float32),
         "algorithm/archive/provenance/id": np.arange(16, dtype=np.int32),
+        "algorithm/archive/provenance/parents": np.full((16, 2), -1, np.int32),
+        "algorithm/archive/provenance/operator": np.zeros(16, np.int32),
+        "algorithm/archive/provenance/generation": np.ones(16, np.int32),
         "algorithm/key": np.array([1, generation], np.uint32),
         "algorithm/replay/rows": buffer,
     }
@@ -122,7 +125,7 @@ def judge(path: Path, touched: Path, whole: dict, previous: dict) -> str:
             return "as before"
         older = path / "checkpoints" / previous["checkpoint"]
         try:
-            checkpoint._read(older, with_arrays=True)
+            checkpoint._read(older, "")
         except checkpoint.Damaged:
             return "told"
         return "WRONG"

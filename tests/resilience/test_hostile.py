@@ -1,18 +1,23 @@
 """Hostile files: no code runs, nothing is written outside the run folder, and the error is one line."""
 
 import json
+import math
+import os
+import re
 import subprocess
 import sys
+import tracemalloc
 from pathlib import Path
 from unittest import mock
 
 import corrupt
+import numpy as np
 import pytest
 
 from qdhuac.algorithms import specs
 from qdhuac.errors import UserError
-from qdhuac.store import checkpoint, repertoire
-from qdhuac.store.files import replace_file
+from qdhuac.files import replace_file
+from qdhuac.store import checkpoint, repertoire, schema
 from qdhuac.store.run_folder import CONFIG, HISTORY, LOCK, METRICS, REPERTOIRE, RunDir, _with_checksum
 
 ROOT = Path(__file__).parents[2]
@@ -208,23 +213,77 @@ def test_metrics_that_are_not_numbers(tmp_path, line):
             folder.read_metrics()
 
 
-def test_an_inconsistent_repertoire_is_refused(run):
-    arrays = {f"algorithm/archive/{name}": array for name, array in repertoire.read(run / REPERTOIRE)[0].items()}
-    genotypes = "algorithm/archive/genotypes/x"
-    for changes, metadata, words in (
-        (
-            {"algorithm/archive/descriptor": arrays["algorithm/archive/fitness"]},
-            corrupt.METADATA,
-            "do not fit together",
-        ),
-        ({}, {"descriptor_bounds": [[0], [1]]}, "descriptor bounds"),
-        ({}, [], "not an object"),
-        ({}, corrupt.METADATA | {"operators": [{}]}, "operators are not names"),
-        ({f"{genotypes}/y": arrays[genotypes]}, corrupt.METADATA, "not a tree"),
-    ):
-        repertoire.write(run / REPERTOIRE, arrays | changes, metadata)
-        with pytest.raises(UserError, match=words):
-            repertoire.read(run / REPERTOIRE)
+POLICY = {"obs_size": 5, "hidden": [], "action_size": 1}
+WIDE, LONG = np.zeros((5, 3), np.float32), np.zeros(6, np.float32)
+
+
+@pytest.mark.parametrize(
+    ("arrays", "metadata", "words"),
+    [
+        ({"descriptor": WIDE}, {}, "its descriptor is float32[5, 3], expected numbers [5, 2]"),
+        ({"fitness": LONG}, {}, "expected numbers [6, 2]"),
+        ({"fitness": np.arange(5)}, {}, "its fitness is int64[5], expected numbers [5]"),
+        ({"fitness": np.full(5, np.nan, np.float32)}, {}, "its fitness holds a value that is not from -1e+18 to 1e+18"),
+        ({"descriptor": np.full((5, 2), 1e30)}, {}, "its descriptor holds a value"),
+        ({"provenance/id": np.full(5, -2)}, {}, "its id holds a value that is not from -1 to 2.14748e+09"),
+        ({"provenance/parents": np.zeros((5, 1), int)}, {}, "expected whole numbers [5, 2]"),
+        ({"provenance/operator": None}, {}, "it has no operator"),
+        ({"genotypes/x": LONG}, {}, "its arrays do not fit together"),
+        ({"genotypes/x": None}, {}, "its genotypes are not a tree"),
+        ({"genotypes/x/y": WIDE}, {}, "its genotypes are not a tree"),
+        ({f"genotypes/{i}": WIDE for i in range(1001)}, {}, "it has too many arrays"),
+        ({"genotypes/" + "x/" * 30: WIDE}, {}, "their names are too long"),
+        ({}, {"descriptor_bounds": [[0], [1]]}, "expected numbers [5, 1]"),
+        ({}, {"descriptor_bounds": [[0, 1], [1, 1]]}, "descriptor bounds"),
+        ({}, {"descriptor_bounds": [[0, "0"], [1, 1]]}, "descriptor bounds"),
+        ({}, {"descriptor_bounds": None}, "descriptor bounds"),
+        ({}, {"operators": [{}]}, "operators are not names"),
+        ({}, {"operators": ["x" * 5000]}, "operators are not names"),
+        ({}, {"policy": POLICY}, "not the policies that its metadata describes"),
+        ({}, {"policy": [1]}, "not the policies that its metadata describes"),
+    ],
+)
+def test_a_repertoire_that_makes_no_sense_is_refused(run, arrays, metadata, words):
+    whole, facts = repertoire.read(run / REPERTOIRE)
+    changed = {name: array for name, array in (whole | arrays).items() if array is not None}
+    state = {f"algorithm/archive/{name}": array for name, array in changed.items()}
+    with mock.patch.object(repertoire, "_occupied", return_value=changed):
+        repertoire.write(run / REPERTOIRE, state, facts | metadata)
+    with pytest.raises(UserError, match=re.escape(words)):
+        repertoire.read(run / REPERTOIRE)
+
+
+def test_the_metadata_of_a_repertoire_must_be_an_object(run):
+    repertoire.write(run / REPERTOIRE, checkpoint.load(run / "checkpoints").arrays, [])
+    with pytest.raises(UserError, match="not an object"):
+        repertoire.read(run / REPERTOIRE)
+
+
+def test_a_large_repertoire_with_a_false_hash_is_refused_without_reading_it_into_memory(run):
+    """Half a gigabyte that is not on the disk."""
+    size = 1 << 29
+    entries = {"fitness": ("F32", [1 << 19]), "genotypes/x": ("U8", [1 << 19, 900])}
+    entries |= {"descriptor": ("F32", [1 << 19, 2])}
+    entries |= {f"provenance/{n}": ("I32", [1 << 19, 2][: 1 + (n == "parents")]) for n in schema.PROVENANCE}
+    write_sparse(run / REPERTOIRE, entries, {"metadata": json.dumps(corrupt.METADATA), "sha256": "0" * 64})
+    assert (run / REPERTOIRE).stat().st_size > 0.9 * size
+    tracemalloc.start()
+    with pytest.raises(UserError, match="does not match its hash"):
+        repertoire.read(run / REPERTOIRE)
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert peak < size / 50
+
+
+def write_sparse(path, entries, metadata):
+    """A safetensors file of zeros, of which only the header is stored."""
+    sizes, content, end = {"F32": 4, "I32": 4, "U8": 1}, {"__metadata__": metadata}, 0
+    for name, (dtype, shape) in entries.items():
+        begin, end = end, end + math.prod(shape) * sizes[dtype]
+        content[name] = {"dtype": dtype, "shape": shape, "data_offsets": [begin, end]}
+    data = header(json.dumps(content).encode())
+    path.write_bytes(data)
+    os.truncate(path, len(data) + end)
 
 
 def test_run_folders_with_impossible_names_are_refused(tmp_path):

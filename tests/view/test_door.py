@@ -137,7 +137,7 @@ ATTACKS = [
     # Requests within requests, and broken ones
     *((get("/TOKEN/run", *h) + "a", 400) for h in ((LENGTH,), (CHUNKED,), (LENGTH, CHUNKED))),
     *((get("/TOKEN/run", f"Content-Length: {n}"), 400) for n in ("-1", "+0", "0x0", "9" * 99, "", "0, 0")),
-    *((get("/TOKEN/run", h), 400) for h in ("Host : x", " folded", "no colon", ": x", "X: a\rb", "X: \0", "X: a\nY: b", "É: x")),
+    *((get("/TOKEN/run", h), 400) for h in ("Host : x", " folded", "no", ": x", "X: \r", "X: \0", "X: a\nY: b", "É:")),
     *((get(version=v), 400) for v in ("HTTP/0.9", "HTTP/2", "HTTP/2.0", "HTTP/1.1 ", "HTTP/1.11", "http/1.1", "")),
     ("PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n", 400),
     ("\r\n\r\n" + get(), 400),

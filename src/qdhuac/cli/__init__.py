@@ -13,6 +13,7 @@ from typing import NoReturn
 
 from qdhuac import __version__
 from qdhuac.errors import RunFailed, UserError
+from qdhuac.text import one_line
 
 COMMANDS = (
     *("train", "resume", "evaluate", "report", "view", "render", "export", "adapt", "study"),
@@ -67,5 +68,5 @@ def parser() -> Parser:
 
 
 def _fail(error: Exception, code: int) -> int:
-    print(f"qdhuac: error: {' '.join(str(error).split())}", file=sys.stderr)
+    print(f"qdhuac: error: {one_line(str(error))}", file=sys.stderr)
     return code

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from qdhuac import config
 from qdhuac.errors import UserError
+from qdhuac.text import one_line
 
 if TYPE_CHECKING:
     from qdhuac.store.run import Policy, Run
@@ -146,4 +147,4 @@ def write_reports(path: Path) -> None:
 def warn(notes: Sequence[str]) -> None:
     """Print warnings."""
     for note in notes:
-        print(f"warning: {note}", file=sys.stderr)
+        print(f"warning: {one_line(note)}", file=sys.stderr)

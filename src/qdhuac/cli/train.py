@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import os
 import time
 from pathlib import Path
 
@@ -13,6 +14,7 @@ from qdhuac.algorithms import specs
 from qdhuac.cli.common import add_number, add_open_choice, add_training, changes, process, write_reports
 from qdhuac.config import OWN, Config
 from qdhuac.errors import UserError, reason
+from qdhuac.files import read
 from qdhuac.keys import allowed
 from qdhuac.tasks.bundle import facts
 from qdhuac.tasks.task_file import TASKS
@@ -80,7 +82,7 @@ def _from_file(arguments: argparse.Namespace, overrides: specs.Values) -> Config
     """The configuration in a file. A file may name code outside of the package, but only options have it imported."""
     path = arguments.config
     try:
-        text = Path(path).read_text(encoding="utf-8")
+        text = read(Path(os.path.realpath(path))).decode()
     except (OSError, ValueError) as error:
         raise UserError(f"--config {path}: cannot be read ({reason(error)})") from None
     if arguments.preset is not None:

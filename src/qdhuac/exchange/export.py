@@ -71,7 +71,7 @@ def make_contract(run: Run) -> dict[str, Any]:
     """The part of the contract that all policies of a run share. Raise UserError if the robot has changed."""
     from qdhuac.exchange.contract import interface, unnamed
 
-    sizes, name, backend = run.metadata["policy"], run.metadata["task"]["name"], run.metadata["task"]["backend"]
+    sizes, name, backend = run.metadata["policy"], run.config.task.name, run.config.task.backend
     obs_size, action_size = sizes["obs_size"], sizes["action_size"]
     bounds = run.metadata.get("action_bounds")
     described = unnamed(obs_size, action_size, bounds) if name == OWN else interface(run.config)

@@ -15,9 +15,9 @@ from typing import Any
 from qdhuac import __version__, config
 from qdhuac.config import Config
 from qdhuac.errors import RunFailed, UserError, os_errors_as
+from qdhuac.files import read, replace_file
 from qdhuac.report.tables import evaluation_rows
 from qdhuac.store import repertoire
-from qdhuac.store.files import replace_file
 from qdhuac.store.run_folder import EVALUATION, REPERTOIRE, REPORT, RunDir
 from qdhuac.text import METRICS, PHASES, duration, number, shown
 
@@ -245,7 +245,7 @@ def _evaluation(folder: RunDir) -> str:
     """The table of the re-evaluation, if there is one."""
     path = folder.path / EVALUATION
     try:
-        summary = json.loads(path.read_bytes())
+        summary = json.loads(read(path))
         head = f"<h2>Evaluated again, {int(summary['episodes'])} times each</h2>"
         return head + html_table(("", "stored", "again"), evaluation_rows(summary))
     except FileNotFoundError:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -12,6 +13,7 @@ import numpy as np
 from matplotlib.figure import Figure
 from matplotlib.ticker import FixedLocator, FuncFormatter, NullLocator
 
+from qdhuac.files import replace_file
 from qdhuac.report.run_figures import BASE, panels, tidy
 from qdhuac.report.study_archives import archive_maps, kept_archives
 from qdhuac.studies import statistics
@@ -43,7 +45,9 @@ def save(figure: Figure, folder: Path, name: str, kinds: Sequence[str] = tuple(F
         figure.draw_without_rendering()
         figure.set_layout_engine("none")  # keep the layout for all formats
         for kind in kinds:
-            figure.savefig(folder / f"{name}.{kind}", dpi=200, metadata=FORMATS[kind])
+            picture = io.BytesIO()
+            figure.savefig(picture, format=kind, dpi=200, metadata=FORMATS[kind])
+            replace_file(folder / f"{name}.{kind}", picture.getvalue())
 
 
 def curves(

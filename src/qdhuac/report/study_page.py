@@ -11,9 +11,9 @@ from pathlib import Path
 
 from qdhuac import __version__
 from qdhuac.errors import RunFailed
+from qdhuac.files import inside, read, replace_file
 from qdhuac.report.run_page import document, html_table
 from qdhuac.report.study_tables import TABLES, provenance, tables
-from qdhuac.store.files import replace_file
 from qdhuac.studies.results import Results, Table, as_csv, collect
 
 STYLE = "figure { background: #fff } figure img { max-width: 100%; height: auto; display: block }\n"
@@ -32,10 +32,11 @@ def write_report(folder: Path) -> tuple[Path, list[str]]:
     shown = tables(results)
     pictures = []
     try:
-        (folder / "figures").mkdir(exist_ok=True)
+        figures = inside(folder, "figures")
+        figures.mkdir(exist_ok=True)
         for name, figure, caption in study_figures.draw(results):
-            study_figures.save(figure, folder / "figures", name)
-            pictures.append((name, caption, (folder / "figures" / f"{name}.svg").read_bytes()))
+            study_figures.save(figure, figures, name)
+            pictures.append((name, caption, read(figures / f"{name}.svg")))
         for name, (head, rows) in {**shown, "results": as_csv(results)}.items():
             text = io.StringIO()
             csv.writer(text, lineterminator="\n").writerows([head, *rows])

@@ -23,14 +23,15 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from qdhuac.errors import UserError
-from qdhuac.store.files import sha256, sync, write_synced
+from qdhuac.errors import UserError, reason
+from qdhuac.files import inside, opened, read, sha256, sync, write_synced
+from qdhuac.store.schema import check_record
 
 if TYPE_CHECKING:
     import numpy as np
 
 SCHEMA = 2
-KEEP = 2
+KEEP, MOST = 2, 4  # checkpoints that are kept, and that are looked at
 LARGE = 1 << 26  # bytes; arrays of this size or more are split
 PIECE = 1 << 24  # bytes
 STATE, MANIFEST = "state.safetensors", "manifest.json"
@@ -43,12 +44,24 @@ class Damaged(Exception):
     """A checkpoint differs from what was written."""
 
 
+class Kept(NamedTuple):
+    """A file of a checkpoint, which matches its hash."""
+
+    path: Path
+    size: int
+    sha256: str
+
+    def is_start_of(self, path: Path) -> bool:
+        """Whether a file has nothing but additions to this one. Raises OSError if it cannot be read."""
+        return sha256(path, self.size) == self.sha256
+
+
 class Checkpoint(NamedTuple):
     """An intact checkpoint, read from disk."""
 
     path: Path
     record: dict[str, Any]  # what was given to `save`
-    texts: dict[str, bytes]  # config.toml, metrics.jsonl, history.jsonl
+    texts: dict[str, Kept]  # config.toml, metrics.jsonl, history.jsonl
     arrays: dict[str, np.ndarray] | None  # None: the state of generation 0
     damaged: list[str]  # newer checkpoints that were skipped, and why
 
@@ -92,24 +105,24 @@ def save(
     return target
 
 
-def load(root: Path, *, with_arrays: bool = True) -> Checkpoint:
-    """Read the newest intact checkpoint.
+def load(root: Path, only: str | None = "") -> Checkpoint:
+    """Read the newest intact checkpoint: of its arrays those whose names start with `only`, or none of them if None.
 
     Raises:
         UserError: there is none, or it was written by another version of qdhuac.
     """
     damaged: list[str] = []
-    for path in reversed(_folders(root)):
+    for path in _folders(root)[: -MOST - 1 : -1]:
         try:
-            return _read(path, with_arrays)._replace(damaged=damaged)
+            return _read(path, only)._replace(damaged=damaged)
         except (Damaged, OSError) as error:
-            damaged.append(f"{path.name}: {error}")
+            damaged.append(f"{path.name}: {reason(error)}")
     raise UserError(f"{root}: no intact checkpoint ({'; '.join(damaged) or 'none was ever written'})")
 
 
 def newest(root: Path) -> Checkpoint:
     """Read the newest checkpoint whose small files are intact, without its arrays."""
-    return load(root, with_arrays=False)
+    return load(root, None)
 
 
 def set_aside(root: Path, found: Checkpoint) -> None:
@@ -119,41 +132,53 @@ def set_aside(root: Path, found: Checkpoint) -> None:
             path.rename(path.with_name(f"damaged-{path.name}"))
 
 
-def _read(path: Path, with_arrays: bool) -> Checkpoint:
-    manifest = _read_manifest(path / MANIFEST)
+def _read(path: Path, only: str | None) -> Checkpoint:
+    manifest = _read_manifest(path)
     files, record, large = (manifest.get(name, 0) for name in ("files", "record", "large"))
     if not all(isinstance(x, dict) for x in (files, record, large)):
         raise Damaged(f"{MANIFEST} lacks files, record or large")
     texts = {file: _checked(path, file, files) for file in TEXTS}
     arrays = None
-    if STATE in files and with_arrays:
-        from safetensors import SafetensorError
-        from safetensors.numpy import load
+    if STATE in files and only is not None:
+        from qdhuac.store.tensors import Tensors
 
         try:
-            arrays = load(_checked(path, STATE, files))
-            arrays |= {str(name): _read_pieces(path, entry, files) for name, entry in large.items()}
-        except (SafetensorError, ValueError, TypeError, KeyError, OverflowError, MemoryError) as error:
+            with opened(_checked(path, STATE, files).path) as file:
+                small = Tensors(file)
+                arrays = {name: small.array(name) for name in small.entries if name.startswith(only)}
+            arrays |= {name: _read_pieces(path, x, files) for name, x in large.items() if name.startswith(only)}
+        except (ValueError, TypeError, KeyError, OverflowError, MemoryError) as error:
             raise Damaged(f"the arrays cannot be read ({error})") from None
+    try:
+        check_record(record)
+    except ValueError:
+        raise UserError(f"{path}: has other counters than this version of qdhuac") from None
     return Checkpoint(path, record, texts, arrays, [])
 
 
-def _checked(path: Path, file: str, files: Mapping[str, Any]) -> bytes:
-    """The content of a file that matches the manifest."""
-    content, expected = path / file, files.get(file)
-    if not isinstance(expected, dict) or not content.is_file():
+def _checked(folder: Path, file: str, files: Mapping[str, Any]) -> Kept:
+    """A file that matches the manifest."""
+    expected = files.get(file)
+    if not isinstance(expected, dict):
         raise Damaged(f"{file} is missing")
-    if content.stat().st_size != expected.get("size"):
-        raise Damaged(f"{file} does not have its size")
-    data = content.read_bytes()
-    if hashlib.sha256(data).hexdigest() != expected.get("sha256"):
-        raise Damaged(f"{file} does not match its hash")
-    return data
-
-
-def _read_manifest(path: Path) -> dict[str, Any]:
+    kept = Kept(folder / file, expected.get("size", -1), expected.get("sha256", ""))
     try:
-        data = path.read_bytes()
+        with opened(kept.path) as content:
+            if os.fstat(content.fileno()).st_size != kept.size:
+                raise Damaged(f"{file} does not have its size")
+            if hashlib.file_digest(content, "sha256").hexdigest() != kept.sha256:
+                raise Damaged(f"{file} does not match its hash")
+    except FileNotFoundError:
+        raise Damaged(f"{file} is missing") from None
+    except OSError as error:
+        raise Damaged(f"{file} {reason(error)}") from None
+    return kept
+
+
+def _read_manifest(folder: Path) -> dict[str, Any]:
+    path = inside(folder.parent, folder.name) / MANIFEST
+    try:
+        data = read(path)
         manifest = json.loads(data)
         # The text is compared as well: a changed blank is damage too.
         intact = manifest["digest"] == _digest(manifest) and data == _serialised(manifest)
@@ -182,7 +207,7 @@ def _before_the_last(root: Path, target: Path) -> tuple[Path, dict[str, Any]]:
     """The checkpoint that `target` will replace, and its files; no files if it is missing or damaged."""
     others = [p for p in _folders(root) if p != target]
     try:
-        return others[-KEEP], _read_manifest(others[-KEEP] / MANIFEST)["files"]
+        return others[-KEEP], _read_manifest(others[-KEEP])["files"]
     except (IndexError, Damaged, UserError, OSError):
         return root, {}
 
@@ -223,7 +248,7 @@ def _read_pieces(path: Path, entry: Mapping[str, Any], files: Mapping[str, Any])
             continue
         if not _PIECE_NAME.fullmatch(file):
             raise ValueError(f"not the name of a piece: {file!r}")
-        content[i * PIECE : (i + 1) * PIECE] = _checked(path, file, files)
+        content[i * PIECE : (i + 1) * PIECE] = read(_checked(path, file, files).path)
     return array
 
 

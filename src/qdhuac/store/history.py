@@ -7,6 +7,9 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from qdhuac.errors import UserError
+from qdhuac.store.schema import NUMBERS, PROVENANCE, check_columns, check_ranges
+
 NEVER = np.iinfo(np.int64).max
 
 
@@ -38,26 +41,27 @@ class History(NamedTuple):
 
 
 def rebuild(rows: Sequence[Mapping[str, Any]], descriptor_size: int) -> History:
-    """Return the history in the rows of `RunDir.read_history`."""
+    """Return the history in the rows of `RunDir.read_history`.
 
-    def column(name: str, dtype: Any, *shape: int) -> np.ndarray:
-        return np.array([value for row in rows for value in row[name]], dtype).reshape(-1, *shape)
-
+    Raises:
+        UserError: the rows are not those of a history of individuals with so many descriptor dimensions.
+    """
+    columns, widths = {}, {"parents": (2,), "descriptor": (descriptor_size,)}
+    try:
+        for name in ("slot", *NUMBERS, *PROVENANCE[:-1]):
+            values = np.array([value for row in rows for value in row[name]])
+            if name in NUMBERS or not len(values):
+                values = values.astype(float if name in NUMBERS else int)
+            columns[name] = values if len(values) else values.reshape(0, *widths.get(name, ()))
+        check_columns({k: (v.dtype, v.shape) for k, v in columns.items()}, tuple(columns), descriptor_size)
+        check_ranges(columns)
+    except ValueError as error:
+        raise UserError(f"history.jsonl: {error}") from None
     came = np.repeat(np.array([row["generation"] for row in rows], np.int64), [len(row["id"]) for row in rows])
-    slot = column("slot", np.int64)
     gone = np.full(len(came), NEVER)
     last: dict[int, int] = {}  # the last individual in each slot
-    for index, taken in enumerate(slot.tolist()):
+    for index, taken in enumerate(columns["slot"].tolist()):
         if taken in last:
             gone[last[taken]] = came[index]
         last[taken] = index
-    return History(
-        came,
-        gone,
-        slot,
-        column("id", np.int64),
-        column("parents", np.int64, 2),
-        column("operator", np.int64),
-        column("fitness", np.float32),
-        column("descriptor", np.float32, descriptor_size),
-    )
+    return History(came, gone, **columns | {name: columns[name].astype(np.float32) for name in NUMBERS})

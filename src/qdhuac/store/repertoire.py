@@ -8,14 +8,15 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Mapping
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from qdhuac.errors import UserError
+from qdhuac.errors import UserError, reason
+from qdhuac.files import opened, replace_file
 from qdhuac.store import checkpoint
-from qdhuac.store.files import replace_file
 from qdhuac.store.run_folder import REPERTOIRE, RunDir
+from qdhuac.store.schema import check_ranges, check_repertoire
 
 if TYPE_CHECKING:
     import numpy as np
@@ -32,7 +33,8 @@ def write(path: Path, state: Mapping[str, np.ndarray], metadata: Mapping[str, An
 
     arrays = _occupied(state)
     text = json.dumps(metadata, sort_keys=True, allow_nan=False)
-    replace_file(path, save(arrays, {"metadata": text, "sha256": _digest(text, arrays)}))
+    digest = _digest(text, arrays, lambda name: [arrays[name].tobytes()])
+    replace_file(path, save(arrays, {"metadata": text, "sha256": digest}))
 
 
 def find(folder: RunDir) -> Repertoire:
@@ -45,7 +47,7 @@ def find(folder: RunDir) -> Repertoire:
         return read(folder.path / REPERTOIRE)
     except UserError as error:
         try:
-            found = checkpoint.load(folder.checkpoints)
+            found = checkpoint.load(folder.checkpoints, _ARCHIVE)
             kept = _occupied(found.arrays or {}), found.record["repertoire"]
             _check(*kept)
         except (UserError, KeyError, ValueError):
@@ -56,21 +58,23 @@ def find(folder: RunDir) -> Repertoire:
 
 def read(path: Path) -> Repertoire:
     """Read a repertoire. Raises UserError if the file is missing, damaged or no repertoire."""
-    from safetensors import SafetensorError, safe_open
+    from qdhuac.store.tensors import Tensors
 
     try:
-        with safe_open(path, framework="np") as file:
-            header = file.metadata() or {}
-            arrays = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 (not a dict)
-        text = header["metadata"]
-        if header["sha256"] != _digest(text, arrays):
-            raise UserError(f"{path}: does not match its hash; it is damaged (resuming the run writes it again)")
-        metadata = json.loads(text)
-        _check(arrays, metadata)
+        with opened(path) as file:
+            found = Tensors(file)
+            text = found.metadata.get("metadata", "")
+            metadata = json.loads(text)
+            check_repertoire({name: entry[:2] for name, entry in found.entries.items()}, metadata)
+            # The hash before the numbers: a false one costs no memory.
+            if found.metadata.get("sha256") != _digest(text, found.entries, found.parts):
+                raise UserError(f"{path}: does not match its hash; it is damaged (resuming the run writes it again)")
+            arrays = {name: found.array(name) for name in found.entries}
+        _check_values(arrays)
     except FileNotFoundError:
         raise UserError(f"{path}: missing; the run has saved nothing yet") from None
-    except (SafetensorError, OSError, KeyError, ValueError, TypeError, RecursionError, MemoryError) as error:
-        raise UserError(f"{path}: not readable as a repertoire ({error})") from None
+    except (OSError, ValueError, RecursionError, MemoryError) as error:
+        raise UserError(f"{path}: not readable as a repertoire ({reason(error)})") from None
     return arrays, metadata
 
 
@@ -108,32 +112,20 @@ def _occupied(state: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
 
 
 def _check(arrays: Mapping[str, np.ndarray], metadata: Any) -> None:
-    """Raise ValueError unless these are individuals. A hash shows that a file is intact, not that it makes sense."""
-    import numpy as np
-
-    fitness, descriptor = arrays["fitness"], arrays["descriptor"]
-    if not isinstance(metadata, dict):
-        raise ValueError("its metadata is not an object")
-    bounds = np.asarray(metadata["descriptor_bounds"], float)
-    shapes_fit = fitness.ndim == 1 and descriptor.ndim == 2 and arrays["provenance/id"].shape == fitness.shape
-    if not shapes_fit or any(a.ndim < 1 or len(a) != len(fitness) for a in arrays.values()):
-        raise ValueError("its arrays do not fit together")
-    if bounds.shape != (2, descriptor.shape[1]) or not np.isfinite(bounds).all():
-        raise ValueError("its descriptor bounds do not fit its descriptors")
-    operators = metadata.get("operators", [])
-    if not isinstance(operators, list) or not all(isinstance(name, str) for name in operators):
-        raise ValueError("its operators are not names")
-    if not all(np.isfinite(a).all() for a in (fitness, descriptor)):
-        raise ValueError("its fitness or descriptors are not finite")
-    names = {name for name in arrays if name.split("/")[0] == "genotypes"}
-    if not names or any(f"{name}/".startswith(f"{other}/") for name in names for other in names - {name}):
-        raise ValueError("its genotypes are not a tree of arrays")
+    """Raise ValueError unless these are individuals."""
+    check_repertoire({name: (array.dtype, array.shape) for name, array in arrays.items()}, metadata)
+    _check_values(arrays)
 
 
-def _digest(text: str, arrays: Mapping[str, np.ndarray]) -> str:
+def _check_values(arrays: Mapping[str, np.ndarray]) -> None:
+    check_ranges({name.removeprefix("provenance/"): a for name, a in arrays.items() if "genotypes" not in name})
+
+
+def _digest(text: str, arrays: Mapping[str, Any], parts: Callable[[str], Iterable[Any]]) -> str:
+    """The hash of metadata and of arrays, whose bytes `parts` gives."""
     digest = hashlib.sha256(text.encode())
     for name in sorted(arrays):
-        array = arrays[name]
-        digest.update(f"{name} {array.dtype.str} {array.shape}".encode())
-        digest.update(array.tobytes())
+        digest.update(f"{name} {arrays[name].dtype.str} {arrays[name].shape}".encode())
+        for part in parts(name):
+            digest.update(part)
     return digest.hexdigest()

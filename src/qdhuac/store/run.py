@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import itertools
 import os
 import warnings
 from collections.abc import Sequence
@@ -128,17 +127,10 @@ class Run:
         self.require_individuals()
         if not 0 <= index < len(self):
             raise UserError(f"there is no policy {index}; the archive has policies 0 to {len(self) - 1}")
-        try:
-            sizes = self.metadata["policy"]
-            widths = itertools.pairwise((sizes["obs_size"], *sizes["hidden"], sizes["action_size"]))
-            names = [(f"genotypes/Dense_{i}", m, n) for i, (m, n) in enumerate(widths)]
-            layers = [
-                (self.archive[f"{name}/kernel"][index], self.archive[f"{name}/bias"][index]) for name, *_ in names
-            ]
-            if [(kernel.shape, bias.shape) for kernel, bias in layers] != [((m, n), (n,)) for _, m, n in names]:
-                raise ValueError
-        except (KeyError, TypeError, ValueError):
-            raise UserError(f"{self.folder.path}: its genotypes are not policies") from None
+        if self.metadata.get("policy") is None:
+            raise UserError(f"{self.folder.path}: its genotypes are not policies")
+        tree = repertoire.genotypes(self.archive)
+        layers = [(kernel[index], bias[index]) for kernel, bias in run_policy.layers_of(tree)]
         descriptor = tuple(float(x) for x in self.descriptor[index])
         number = int(self.archive["provenance/id"][index])
         return Policy(index, number, float(self.fitness[index]), descriptor, layers)

@@ -8,26 +8,27 @@ import hashlib
 import json
 import os
 import shutil
+import sys
 import zlib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 from qdhuac import config as configuration
 from qdhuac.algorithms import specs
 from qdhuac.config import TASK_FOLDER, Config, with_task_file
 from qdhuac.errors import RunFailed, UserError, os_errors_as, reason
+from qdhuac.files import inside, opened, read, replace_file, write_synced
 from qdhuac.store import checkpoint
-from qdhuac.store.files import replace_file, write_synced
+from qdhuac.store.schema import is_number
 from qdhuac.tasks import bundle
 
 CONFIG, METRICS, HISTORY = checkpoint.TEXTS
 REPERTOIRE, REPORT, EVALUATION, LOCK = "repertoire.safetensors", "report.html", "evaluation.json", ".lock"
-# The columns of the history, and whether they hold whole numbers.
-COLUMNS = {"slot": True, "id": True, "parents": True, "operator": True, "fitness": False, "descriptor": False}
+COLUMNS = ("slot", "id", "parents", "operator", "fitness", "descriptor")  # of the history
 _HEADER = "# The configuration of this run. To continue it: qdhuac resume RUN_DIR --generations N\n\n"
 _CHECKSUM = "\n# sha256 "
-_LARGEST_CONFIG = 100_000  # bytes; real ones have about 2 000
+_LONGEST_LINE, _MOST_KEYS = 1 << 24, 10_000
 _CRC = ', "crc": "'  # a line of metrics or history ends with a checksum of the text before this
 
 
@@ -88,10 +89,10 @@ class RunDir:
         with os_errors_as(UserError, f"{path}: cannot be read"):
             if not path.exists():
                 raise UserError(f"{path}: no such folder")
-            for name in (*checkpoint.TEXTS, REPERTOIRE, REPORT, EVALUATION, LOCK, run.checkpoints.name):
-                # A folder from elsewhere must not make us write outside of it.
-                if (path / name).is_symlink():
-                    raise UserError(f"{path / name}: is a link; a run folder must hold its own files")
+            for name in (*checkpoint.TEXTS, REPERTOIRE, REPORT, EVALUATION, LOCK):
+                if inside(path, name).exists() and not inside(path, name).is_file():
+                    raise UserError(f"{path / name}: is not a regular file")
+            inside(path, run.checkpoints.name)
             if not ((path / CONFIG).is_file() or run.checkpoints.is_dir()):
                 raise UserError(
                     f"{path}: not a run folder (expected config.toml and checkpoints/, as qdhuac train makes)"
@@ -101,7 +102,9 @@ class RunDir:
     def lock(self) -> None:
         """Refuse other processes until this one ends. The kernel releases the lock even after a crash."""
         try:
-            self._lock = os.open(self.path / LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o644)
+            self._lock = os.open(
+                self.path / LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK, 0o644
+            )
             fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError as error:
             self.unlock()
@@ -132,7 +135,7 @@ class RunDir:
         """Read the configuration, or the newest checkpoint's copy if the file was edited or damaged."""
         path = self.path / CONFIG
         try:
-            if path.stat().st_size <= _LARGEST_CONFIG and (config := _verified(path.read_bytes(), str(path))):
+            if config := _verified(read(path), str(path)):
                 return with_task_file(config, self.path)
             why = "does not match its checksum"
         except (OSError, UserError) as error:
@@ -141,7 +144,7 @@ class RunDir:
             found = checkpoint.newest(self.checkpoints)
         except UserError as error:
             raise UserError(f"{path}: {why}; and {error}") from None
-        config = _verified(found.texts[CONFIG], str(found.path / CONFIG))
+        config = _verified(read(found.texts[CONFIG].path), str(found.path / CONFIG))
         if config is None:
             raise UserError(f"{path}: {why}, and so does the copy in {found.path}")
         self.notes.append(f"{path}: {why} (edited or damaged?); using the copy in checkpoint {found.path.name}")
@@ -168,25 +171,26 @@ class RunDir:
 
     def _append(self, file: str, line: str) -> None:
         text = line[:-1]  # without its closing brace
-        with (self.path / file).open("ab") as stream:
+        with opened(self.path / file, "ab") as stream:
             stream.write(f'{text}{_CRC}{_crc(text)}"}}\n'.encode())
 
     def texts(self) -> dict[str, bytes]:
         """Return the files of which a checkpoint keeps a copy."""
-        return {file: (self.path / file).read_bytes() for file in checkpoint.TEXTS}
+        return {file: read(self.path / file) for file in checkpoint.TEXTS}
 
-    def restore(self, texts: Mapping[str, bytes]) -> None:
+    def restore(self, texts: Mapping[str, checkpoint.Kept]) -> None:
         """Return metrics and history to their content at a checkpoint, so that no generation is there twice."""
         for file in (METRICS, HISTORY):
-            path, data = self.path / file, texts[file]
+            path, kept = self.path / file, texts[file]
             with os_errors_as(RunFailed, f"{path}: cannot be restored", "; the last checkpoint is intact"):
-                current = path.read_bytes() if path.is_file() else None
-                if current is None or not current.startswith(data):
+                if not (path.exists() and kept.is_start_of(path)):
                     self.notes.append(f"{path}: differs from the checkpoint's copy (edited or damaged?); restored")
-                elif file == METRICS and (unsaved := current[len(data) :].count(b"\n")):
-                    self.notes.append(f"{path}: {unsaved} generations had not been saved and are repeated")
-                if current != data:
-                    replace_file(path, data)
+                    replace_file(path, read(kept.path))
+                elif path.stat().st_size > kept.size:
+                    unsaved = read(path)[kept.size :].count(b"\n")
+                    if file == METRICS and unsaved:
+                        self.notes.append(f"{path}: {unsaved} generations had not been saved and are repeated")
+                    replace_file(path, read(kept.path))
 
     def read_metrics(self) -> list[dict[str, Any]]:
         """Read the metrics, one dictionary per generation.
@@ -203,25 +207,26 @@ class RunDir:
         """Read the individuals that entered the archive, one dictionary per generation; as `read_metrics`."""
         return self._read(HISTORY, "a history", _history)
 
-    def _read(self, file: str, kind: str, parse: Callable[[bytes], list[dict[str, Any]]]) -> list[dict[str, Any]]:
-        path, kept = self.path / file, b""
+    def _read(self, file: str, kind: str, parse: Callable[[BinaryIO], list[dict[str, Any]]]) -> list[dict[str, Any]]:
+        path, kept = self.path / file, None
         with contextlib.suppress(UserError):
             kept = checkpoint.newest(self.checkpoints).texts[file]
         try:
-            data = path.read_bytes()
-            if not data.startswith(kept):
+            if kept and not kept.is_start_of(path):
                 raise ValueError("it differs from the checkpoint's copy")
-            return parse(data)
+            with opened(path) as stream:
+                return parse(stream)
         except (OSError, ValueError) as error:
             why = reason(error)
         try:
-            rows = parse(kept) if kept else None
-        except ValueError as error:
-            rows, why = None, str(error)
-        if rows is None:
-            raise UserError(f"{path}: not readable as {kind} ({why})")
-        self.notes.append(f"{path}: {why} (edited or damaged?); using the copy in the newest checkpoint")
-        return rows
+            if kept and kept.size:
+                with opened(kept.path) as stream:
+                    rows = parse(stream)
+                self.notes.append(f"{path}: {why} (edited or damaged?); using the copy in the newest checkpoint")
+                return rows
+        except (OSError, ValueError) as error:
+            why = reason(error)
+        raise UserError(f"{path}: not readable as {kind} ({why})")
 
 
 def _with_checksum(config: Config) -> bytes:
@@ -240,12 +245,13 @@ def _verified(data: bytes, where: str) -> Config | None:
         raise UserError(f"{where}: not text") from None
 
 
-def _rows(data: bytes) -> list[dict[str, Any]]:
-    """The complete lines of a file. The last one may still be being written."""
-    rows = []
-    for number, line in enumerate(data.split(b"\n")[:-1], 1):
+def _rows(stream: BinaryIO) -> Iterator[tuple[int, dict[str, Any]]]:
+    """The complete lines of a file and their numbers. The last one may still be being written."""
+    number = 0
+    while (line := stream.readline(_LONGEST_LINE)).endswith(b"\n"):
+        number += 1
         try:
-            text = line.decode()
+            text = line[:-1].decode()
             row = json.loads(text)
         except (ValueError, RecursionError):
             raise ValueError(f"line {number} is not JSON") from None
@@ -253,40 +259,39 @@ def _rows(data: bytes) -> list[dict[str, Any]]:
             raise ValueError(f"line {number} is not an object")
         if row.pop("crc", "") != _crc(text.rpartition(_CRC)[0]):
             raise ValueError(f"line {number} does not match its checksum")
-        rows.append(row)
-    return rows
+        yield number, row
+    if len(line) == _LONGEST_LINE:
+        raise ValueError(f"line {number + 1} is too long")
 
 
-def _metrics(data: bytes) -> list[dict[str, Any]]:
-    rows = _rows(data)
-    for number, row in enumerate(rows, 1):
+def _metrics(stream: BinaryIO) -> list[dict[str, Any]]:
+    rows = []
+    for number, row in _rows(stream):
         if not all(type(row.get(name)) is int for name in ("generation", "env_steps")):
             raise ValueError(f"line {number} lacks a generation or env_steps")
-        if not all(value is None or _is_number(value) for value in row.values()):
+        if not all(value is None or is_number(value) for value in row.values()) or len(row) > _MOST_KEYS:
             raise ValueError(f"line {number} holds something that is not a number")
+        rows.append({sys.intern(name): value for name, value in row.items()})
     return rows
 
 
-def _history(data: bytes) -> list[dict[str, Any]]:
-    rows = _rows(data)
-    for number, row in enumerate(rows, 1):
-        if type(row.get("generation")) is not int or row["generation"] != rows[0]["generation"] + number - 1:
+def _history(stream: BinaryIO) -> list[dict[str, Any]]:
+    rows: list[dict[str, Any]] = []
+    for number, row in _rows(stream):
+        if type(row.get("generation")) is not int or (rows and row["generation"] != rows[-1]["generation"] + 1):
             raise ValueError(f"line {number} is not the next generation")
         if not all(type(row.get(name)) is list and len(row[name]) == len(row["slot"]) for name in COLUMNS):
             raise ValueError(f"line {number} has columns of different lengths")
-        for name, whole in COLUMNS.items():
+        for name in COLUMNS:
             values = row[name]
             if name in ("parents", "descriptor"):
                 if not all(type(v) is list for v in values) or len({len(v) for v in values}) > 1:
                     raise ValueError(f"line {number}: {name} is not a table")
                 values = [x for v in values for x in v]
-            if not all(type(v) is int if whole else _is_number(v) for v in values):
+            if not all(map(is_number, values)):
                 raise ValueError(f"line {number}: {name} holds something that is not a number")
+        rows.append(row)
     return rows
-
-
-def _is_number(value: object) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool) and abs(value) < 1e300
 
 
 def _crc(text: str) -> str:

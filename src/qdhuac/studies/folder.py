@@ -14,8 +14,9 @@ from typing import Any
 import tomli_w
 
 from qdhuac import __version__, config
-from qdhuac.errors import UserError
-from qdhuac.store.files import replace_file
+from qdhuac.errors import UserError, reason
+from qdhuac.files import inside, replace_file
+from qdhuac.files import read as read_file
 from qdhuac.store.run_folder import REPORT, RunDir
 from qdhuac.studies import catalogue
 from qdhuac.studies.catalogue import Run, Study
@@ -62,20 +63,20 @@ def write(root: Path, name: str, scale: str, seeds: int) -> Path:
         if other.parent == folder:
             seeds = max(seeds, record["seeds"])  # a smaller number does not forget the other runs
     try:
-        for path in (root / RUNS, root / CONFIGS, folder):
-            path.mkdir(parents=True, exist_ok=True)
+        for path in (RUNS, CONFIGS, LOGS, folder.name):
+            inside(root, path).mkdir(parents=True, exist_ok=True)
         for run in catalogue.runs(name, scale, seeds):
-            config_file(root, run.folder).write_text(config.to_toml(run.config), encoding="utf-8")
+            replace_file(config_file(root, run.folder), config.to_toml(run.config).encode())
         record = {"study": name, "scale": scale, "version": __version__, "seeds": seeds}
         replace_file(folder / STUDY, tomli_w.dumps(record).encode())
     except OSError as error:
-        raise UserError(f"--root {root}: cannot be written ({error.strerror or error})") from None
+        raise UserError(f"--root {root}: cannot be written ({reason(error)})") from None
     return folder
 
 
 def config_file(root: Path, name: str) -> Path:
     """The configuration that the run folder of that name starts from."""
-    return root / CONFIGS / f"{name}.toml"
+    return inside(root, CONFIGS, f"{name}.toml")
 
 
 def read(folder: Path) -> tuple[Study, str, list[Run], list[str]]:
@@ -94,7 +95,7 @@ def read(folder: Path) -> tuple[Study, str, list[Run], list[str]]:
 
 def look(root: Path, run: Run) -> Found:
     """Read what is stored of a run. Raise UserError if its configuration differs or its metrics have a gap."""
-    path = root / RUNS / run.folder
+    path = inside(root, RUNS, run.folder)
     if not path.exists():
         return Found(MISSING)
     folder = RunDir.open(path)
@@ -129,7 +130,7 @@ def _check(path: Path, rows: Sequence[Mapping[str, Any]], needed: Sequence[str])
 
 def _load(where: Path) -> dict[str, Any]:
     try:
-        record = tomllib.loads(where.read_text(encoding="utf-8"))
+        record = tomllib.loads(read_file(where).decode())
         if not all(isinstance(record[key], str) for key in ("study", "scale", "version")):
             raise ValueError("study, scale and version must be strings")
         if type(record["seeds"]) is not int or not 1 <= record["seeds"] <= catalogue.MOST_SEEDS:
@@ -137,5 +138,5 @@ def _load(where: Path) -> dict[str, Any]:
     except FileNotFoundError:
         raise UserError(f"{where}: no such file; make a study folder with: qdhuac study NAME") from None
     except (OSError, ValueError, KeyError, RecursionError) as error:
-        raise UserError(f"{where}: not the record of a study ({error})") from None
+        raise UserError(f"{where}: not the record of a study ({reason(error)})") from None
     return record

@@ -2,22 +2,26 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import os
 import shutil
 import subprocess
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from qdhuac.errors import UserError, os_errors_as
+from qdhuac.files import inside, opened
 from qdhuac.store import checkpoint
 from qdhuac.studies.catalogue import Run
 from qdhuac.studies.folder import LOGS, MISSING, RUNS, config_file
 
 COMMAND = [sys.executable, "-m", "qdhuac.cli"]
 ONE_THREAD = "--xla_cpu_multi_thread_eigen=false intra_op_parallelism_threads=1"
+LAST_BYTES = 1 << 16  # of a log that are read
 # Exit codes of a run that a signal has stopped. They are negative if the signal came before its handler was set.
 STOPPED = (129, 130, 143, -1, -2, -15)
 # Starts a command that gets SIGTERM, and so saves, when this process ends in any way. The command ignores SIGUSR2,
@@ -72,14 +76,25 @@ def begin(root: Path, run: Run, state: str, out: Any, core: int | None = None) -
 
 def log(root: Path, run: Run) -> Path:
     """The file with the output of a run."""
-    return root / LOGS / f"{run.folder}.log"
+    return inside(root, LOGS, f"{run.folder}.log")
+
+
+@contextlib.contextmanager
+def open_log(root: Path, run: Run) -> Iterator[Any]:
+    """Open the log of a run to append to it. Raises UserError if it is not a file in the study's own folder."""
+    with contextlib.ExitStack() as stack:
+        with os_errors_as(UserError, f"{log(root, run)}: cannot be written"):
+            out = stack.enter_context(opened(log(root, run), "ab"))
+        yield out
 
 
 def ended(root: Path, job: Job) -> Result:
     """The result of a run whose process has ended. Remove the checkpoints of a finished run."""
     if job.process.returncode == 0:
         shutil.rmtree(root / RUNS / job.run.folder / "checkpoints", ignore_errors=True)  # a replay buffer is large
-    lines = [line for line in log(root, job.run).read_text("utf-8", "replace").splitlines() if line.strip()]
+    with opened(log(root, job.run)) as file:
+        file.seek(max(0, os.fstat(file.fileno()).st_size - LAST_BYTES))
+        lines = [line for line in file.read().decode("utf-8", "replace").splitlines() if line.strip()]
     last = lines[-1].removeprefix("qdhuac: error: ") if lines else "no output"
     return Result(job.process.returncode, time.monotonic() - job.begun, last)
 
@@ -95,7 +110,7 @@ class Local:
         self._free: list[int | None] = [*usable[:jobs]] if jobs <= len(usable) else [None] * jobs
 
     def begin(self, run: Run, state: str) -> Job:
-        with log(self.root, run).open("ab") as out:
+        with open_log(self.root, run) as out:
             job = begin(self.root, run, state, out, self._free[0])
         self._free.pop(0)
         return job

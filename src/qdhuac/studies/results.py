@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import dataclasses
+import io
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
@@ -12,6 +13,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from qdhuac.errors import UserError
+from qdhuac.files import read as read_file
 from qdhuac.store import repertoire
 from qdhuac.store.run_folder import REPERTOIRE
 from qdhuac.studies import catalogue, statistics
@@ -198,8 +200,7 @@ def read_csv(path: Path) -> Results:
     curves: dict[tuple[str, str], dict[int, Rows]] = {}
     origins = {}
     try:
-        with path.open(encoding="utf-8", newline="") as file:
-            lines = list(csv.DictReader(file))
+        lines = list(csv.DictReader(io.StringIO(read_file(path).decode(), newline="")))
         name, scale = lines[0]["study"], lines[0]["scale"]
         for line in lines:
             task, label, seed = line["task"], line["setting"], int(line["seed"])

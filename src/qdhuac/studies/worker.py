@@ -14,9 +14,10 @@ from typing import Any
 from qdhuac.algorithms import specs
 from qdhuac.environment import versions
 from qdhuac.errors import UserError
+from qdhuac.files import inside, read
 from qdhuac.studies.catalogue import Run
-from qdhuac.studies.folder import FINISHED, config_file, look
-from qdhuac.studies.local import STOPPED, Job, Result, begin, ended, log
+from qdhuac.studies.folder import FINISHED, LOGS, config_file, look
+from qdhuac.studies.local import STOPPED, Job, Result, begin, ended, open_log
 
 POLL = 0.2  # seconds
 PATIENCE = 600.0  # seconds to wait for another process that still has the run
@@ -33,7 +34,7 @@ def order(root: Path, run: Run) -> dict[str, Any]:
 
 def stop_file(root: Path, run: Run) -> Path:
     """A file whose existence asks a run to stop, as Ray does not deliver every cancellation."""
-    return log(root, run).with_suffix(".stop")
+    return inside(root, LOGS, f"{run.folder}.stop")
 
 
 def work(order: Mapping[str, Any], patience: float = PATIENCE) -> Result:
@@ -68,7 +69,7 @@ class Worker:
     def _run(self, order: Mapping[str, Any]) -> Result:
         run = _find(order)
         root = Path(order["root"])
-        with log(root, run).open("ab") as out:
+        with open_log(root, run) as out:
             _lock(out, run, self._patience)
             state = look(root, run).state
             if state == FINISHED:
@@ -104,8 +105,8 @@ def _find(order: Mapping[str, Any]) -> Run:
     check_versions(order["versions"])
     where = config_file(Path(order["root"]), order["folder"])
     try:
-        settings = specs.from_toml(where.read_text(encoding="utf-8"), str(where))
-    except OSError:
+        settings = specs.from_toml(read(where).decode(), str(where))
+    except (OSError, UnicodeDecodeError):
         message = f"{platform.node()} does not see {where}; --root must be a folder that all nodes share"
         raise UserError(message) from None
     return Run(order["label"], settings, settings.run.env_steps)

@@ -10,9 +10,9 @@ import jax.numpy as jnp
 import numpy as np
 
 from qdhuac.errors import RunFailed, UserError, os_errors_as
+from qdhuac.files import replace_file
 from qdhuac.metrics import PassiveGrid, scores
 from qdhuac.store import repertoire
-from qdhuac.store.files import replace_file
 from qdhuac.store.run import Run
 from qdhuac.store.run_folder import EVALUATION, REPERTOIRE
 from qdhuac.tasks.base import Task

@@ -115,7 +115,7 @@ def resume(
             RunDir.open((side_by_side(path) or [path])[0])  # refuses a folder that is not a run
             copy = Path(stack.enter_context(tempfile.TemporaryDirectory())) / "run"
             with os_errors_as(RunFailed, f"{path}: cannot be copied to {copy.parent}"):
-                path = Path(shutil.copytree(path, copy))
+                path = Path(shutil.copytree(path, copy, symlinks=True))
         folders = [stack.enter_context(RunDir.open(one)) for one in side_by_side(path) or [path]]
         for folder in folders:
             folder.lock()
@@ -133,7 +133,8 @@ def resume(
 def side_by_side(path: Path) -> list[Path]:
     """Return the folders that `train --seeds` made in `path`, by seed, or no folders if it is a single run."""
     with contextlib.suppress(OSError, ValueError):  # not a possible path
-        return sorted(path.glob(f"{SEED}*"), key=lambda one: (len(one.name), one.name))
+        found = [one for one in path.glob(f"{SEED}*") if one.name.removeprefix(SEED).isdecimal()]
+        return sorted(found, key=lambda one: int(one.name.removeprefix(SEED)))
     return []
 
 

@@ -44,7 +44,7 @@ MAX_POINTS = 1000  # of a trace; more cannot be seen
 REMEMBERED = 8  # episodes, as the page asks twice for each: for its facts and for its poses
 PATIENCE_S = 10.0  # seconds for a request to arrive, and for its answer to be taken
 LONGEST = 1 << 16  # bytes of a request; cookies of other pages on this machine come with it
-MOST_SILENT, BACKLOG = 256, 1024  # connections without a request, and those that are not yet accepted
+MOST_SILENT, BACKLOG = 512, 1024  # connections without a request, and those that are not yet accepted
 TEXT, JSON, BINARY = "text/plain; charset=utf-8", "application/json", "application/octet-stream"
 _ID = "id=([0-9]{1,9})"
 QUESTIONS = {"run": "", "archive": "generation=([0-9]{1,9})", "individual": _ID, "poses": _ID, "policy": _ID}

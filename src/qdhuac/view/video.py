@@ -16,8 +16,8 @@ import numpy as np
 
 from qdhuac.environment import require
 from qdhuac.errors import RunFailed, UserError
+from qdhuac.files import replace_file
 from qdhuac.store import repertoire
-from qdhuac.store.files import replace_file
 from qdhuac.store.run import Policy, Run
 from qdhuac.store.run_folder import REPERTOIRE
 from qdhuac.tasks.base import Viewable
