@@ -35,7 +35,7 @@ def opened(path: Path, mode: str = "rb") -> Iterator[Any]:
     try:
         descriptor = os.open(path, flags | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, 0o666)
     except OSError as error:
-        if error.errno in (errno.ELOOP, errno.ENXIO):
+        if error.errno in (errno.ELOOP, errno.ENXIO, errno.EISDIR):
             raise OSError(error.errno, NOT_REGULAR) from None
         raise
     try:
