@@ -25,11 +25,11 @@ NOT_REGULAR = "is a link or not a regular file"
 
 
 @contextlib.contextmanager
-def opened(path: Path, mode: str = "rb") -> Iterator[Any]:
+def opened(path: Path, mode: str = "rb", most: int | None = None) -> Iterator[Any]:
     """Open a regular file to read it (`rb`) or to append to it (`ab`), without waiting for anything.
 
     Raises:
-        OSError: it is missing, a link or no file, or larger than its kind may be.
+        OSError: it is missing, a link or no file, or larger than its kind may be, or than `most` bytes.
     """
     flags = {"rb": os.O_RDONLY, "ab": os.O_WRONLY | os.O_APPEND | os.O_CREAT}[mode]
     try:
@@ -42,17 +42,17 @@ def opened(path: Path, mode: str = "rb") -> Iterator[Any]:
         status = os.fstat(descriptor)
         if not stat.S_ISREG(status.st_mode):
             raise OSError(errno.EINVAL, NOT_REGULAR)
-        _check_size(path, status.st_size)
+        _check_size(status.st_size, _limit(path) if most is None else most)
         with open(descriptor, mode, closefd=False) as file:
             yield file
     finally:
         os.close(descriptor)
 
 
-def read(path: Path) -> bytes:
-    """Return the content of a file. Raises OSError as `opened`."""
-    with opened(path) as file:
-        return file.read(_limit(path))
+def read(path: Path, most: int | None = None) -> bytes:
+    """Return the content of a file. Raises OSError as `opened`, also if it has more than `most` bytes."""
+    with opened(path, most=most) as file:
+        return file.read()
 
 
 def inside(folder: Path, *names: str) -> Path:
@@ -86,7 +86,7 @@ def replace_file(path: Path, data: bytes) -> None:
     """Replace the content of a file atomically. A link is replaced, not followed."""
     temporary = path.with_name(f".{path.name}.tmp")
     if path.suffix in LIMITS:  # otherwise it could not be read again
-        _check_size(path, len(data))
+        _check_size(len(data), _limit(path))
     try:
         temporary.unlink(missing_ok=True)
         write_synced(temporary, data)
@@ -111,6 +111,6 @@ def _limit(path: Path) -> int:
     return LIMITS.get(path.suffix, LIMITS[".toml"])
 
 
-def _check_size(path: Path, size: int) -> None:
-    if size > (limit := _limit(path)):
-        raise OSError(errno.EFBIG, f"has {size:,} bytes; at most {limit:,} are read")
+def _check_size(size: int, most: int) -> None:
+    if size > most:
+        raise OSError(errno.EFBIG, f"has {size:,} bytes; at most {most:,} are read")

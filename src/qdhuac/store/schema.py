@@ -62,10 +62,11 @@ def check_repertoire(shapes: Shapes, metadata: Any) -> None:
         raise ValueError("its genotypes are not a tree of arrays")
     if any(shape[:1] != (rows,) for shape in genotypes.values()):
         raise ValueError("its arrays do not fit together")
-    operators = metadata.get("operators", [])
-    named = isinstance(operators, list) and all(isinstance(n, str) and len(n) <= LONGEST_NAME for n in operators)
-    if not named or len(operators) > MOST_NAMES:
-        raise ValueError("its operators are not names")
+    for part in ("operators", "labels"):
+        names = metadata.get(part) or []
+        named = isinstance(names, list) and all(isinstance(n, str) and len(n) <= LONGEST_NAME for n in names)
+        if not named or len(names) > MOST_NAMES:
+            raise ValueError(f"its {part} are not names")
     if (policy := metadata.get("policy")) is not None:
         _check_policy(policy, metadata.get("action_bounds"), {name: shape[1:] for name, shape in genotypes.items()})
 

@@ -6,13 +6,15 @@ A run folder keeps a copy of them, so that it is complete on another machine. No
 from __future__ import annotations
 
 import hashlib
+import os
 from collections.abc import Mapping
 from pathlib import Path
 from xml.etree import ElementTree
 
+from qdhuac import files
 from qdhuac.config import Config
 from qdhuac.errors import UserError, reason
-from qdhuac.tasks.task_file import LARGEST, TaskFile, base_of, builtin, read
+from qdhuac.tasks.task_file import TaskFile, base_of, builtin, read
 
 LARGEST_BUNDLE = 64_000_000  # bytes of all files together
 MODELS = ("include", "model")  # elements whose file is another MJCF
@@ -27,7 +29,7 @@ def collect(path: Path) -> dict[str, bytes]:
     task, found = read(path), _Files(path.parent)
     for text in (path, base_of(path)):
         if text is not None:
-            found.add(text, LARGEST)
+            found.add(text)
     found.add_model(task.model, task.model.parent)
     return found.files
 
@@ -55,17 +57,15 @@ class _Files:
         self.folder, self.files = folder, dict[str, bytes]()
         self._left, self._models = LARGEST_BUNDLE, set[Path]()
 
-    def add(self, path: Path, largest: int = LARGEST_BUNDLE) -> bytes:
+    def add(self, path: Path) -> bytes:
         """Read a file."""
         try:
             inside = path.resolve().is_relative_to(self.folder.resolve()) and ".." not in path.parts
             if not inside:
                 raise UserError(f"{path}: is outside of the folder of the task file, {self.folder}")
-            if not path.exists():
-                raise UserError(f"{path}: no such file")
-            if not path.is_file() or path.stat().st_size > min(largest, self._left):
-                raise UserError(f"{path}: not a regular file, or too large (all: {LARGEST_BUNDLE // 10**6} MB)")
-            content = path.read_bytes()
+            content = files.read(Path(os.path.realpath(path)), self._left)
+        except FileNotFoundError:
+            raise UserError(f"{path}: no such file") from None
         except (OSError, ValueError) as error:
             raise UserError(f"{path}: cannot be read ({reason(error)})") from None
         self._left -= len(content)

@@ -10,18 +10,19 @@ import dataclasses
 import difflib
 import functools
 import math
+import os
 import tomllib
 import types
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any, Literal, get_args, get_origin, get_type_hints
 
+from qdhuac import files
 from qdhuac.config import check_choice, require
 from qdhuac.errors import UserError, reason
 
 FOLDER = Path(__file__).parent / "robots"
 Limbs = Mapping[str, tuple[str, ...]]
-LARGEST = 1_000_000  # bytes of a task file
 HUGE = 1e30  # numbers from here on are mistakes
 LONGEST_DELAY = 100
 COSTS = ("control", "action_change", "energy", "distance", "force")  # terms that are subtracted
@@ -279,9 +280,9 @@ def base_of(path: Path) -> Path | None:
 
 def _tables(path: Path) -> dict[str, Any]:
     try:
-        if not path.is_file() or path.stat().st_size > LARGEST:
-            raise UserError(f"{path}: not a task file" if path.exists() else f"{path}: no such task file")
-        return tomllib.loads(path.read_text(encoding="utf-8"))
+        return tomllib.loads(files.read(Path(os.path.realpath(path))).decode())
+    except FileNotFoundError:
+        raise UserError(f"{path}: no such task file") from None
     except (ValueError, RecursionError) as error:
         raise UserError(f"{path}: not valid TOML ({reason(error)})") from None
     except OSError as error:
