@@ -593,7 +593,7 @@ def attack(numbers: range, where: Path, commands: tuple[str, ...] = (*COMMANDS, 
     return {"folders": len(numbers), **verdicts, "slowest_s": slowest, "largest_mb": largest, "wrong": wrong}
 
 
-def whole(times: int, each: int = 250) -> dict:
+def whole(times: int, each: int = 125) -> dict:
     """All folders, `each` of them in one process."""
     total: Counter[str] = Counter()
     wrong, slowest, largest = [], 0.0, 0.0

@@ -2,6 +2,7 @@
 
 import json
 import re
+import shutil
 import subprocess
 import sys
 import tracemalloc
@@ -22,11 +23,18 @@ from qdhuac.store.run_folder import CONFIG, HISTORY, LOCK, METRICS, REPERTOIRE, 
 ROOT = Path(__file__).parents[2]
 
 
-@pytest.fixture
-def run(tmp_path):
+@pytest.fixture(scope="module")
+def intact(tmp_path_factory):
+    path = tmp_path_factory.mktemp("intact") / "run"
     with mock.patch.multiple(checkpoint, **corrupt.SIZES):
-        corrupt.make_run(tmp_path / "run")
-        yield tmp_path / "run"
+        corrupt.make_run(path)
+    return path
+
+
+@pytest.fixture
+def run(intact, tmp_path):
+    with mock.patch.multiple(checkpoint, **corrupt.SIZES):
+        yield Path(shutil.copytree(intact, tmp_path / "run"))
 
 
 @pytest.mark.parametrize(
