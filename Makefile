@@ -22,7 +22,7 @@ test: $(VENV)/.dev  ## linter, type check, tests
 	$(BIN)/python -m pytest
 
 test-resilience: $(VENV)/.dev  ## kills, damage, fuzzing, full disks, a long run: about an hour, results in results/reliability
-	for name in resume corrupt fuzz kill save soak; do $(BIN)/python tests/resilience/$$name.py || exit 1; done
+	for name in resume corrupt fuzz hostile kill save soak; do $(BIN)/python tests/resilience/$$name.py || exit 1; done
 
 test-qdax: $(QDAX)/.made  ## our parts against the real QDax, in an environment of its own
 	$(QDAX)/bin/python -m pytest -c tests/qdax/pytest.ini tests/qdax

@@ -25,16 +25,11 @@ NOT_REGULAR = "is a link or not a regular file"
 
 
 @contextlib.contextmanager
-def opened(path: Path, mode: str = "rb", limit: int | None = None) -> Iterator[Any]:
+def opened(path: Path, mode: str = "rb", most: int | None = None) -> Iterator[Any]:
     """Open a regular file to read it (`rb`) or to append to it (`ab`), without waiting for anything.
 
-    Args:
-        path: the file.
-        mode: `rb` or `ab`.
-        limit: the most bytes that it may have; None: those of its kind.
-
     Raises:
-        OSError: it is missing, a link or no file, or larger than its kind may be.
+        OSError: it is missing, a link or no file, or larger than its kind may be, or than `most` bytes.
     """
     flags = {"rb": os.O_RDONLY, "ab": os.O_WRONLY | os.O_APPEND | os.O_CREAT}[mode]
     try:
@@ -47,17 +42,17 @@ def opened(path: Path, mode: str = "rb", limit: int | None = None) -> Iterator[A
         status = os.fstat(descriptor)
         if not stat.S_ISREG(status.st_mode):
             raise OSError(errno.EINVAL, NOT_REGULAR)
-        _check_size(path, status.st_size, limit)
+        _check_size(status.st_size, _limit(path) if most is None else most)
         with open(descriptor, mode, closefd=False) as file:
             yield file
     finally:
         os.close(descriptor)
 
 
-def read(path: Path, limit: int | None = None) -> bytes:
-    """Return the content of a file. Arguments and errors are those of `opened`."""
-    with opened(path, limit=limit) as file:
-        return file.read(_limit(path) if limit is None else limit)
+def read(path: Path, most: int | None = None) -> bytes:
+    """Return the content of a file. Raises OSError as `opened`, also if it has more than `most` bytes."""
+    with opened(path, most=most) as file:
+        return file.read()
 
 
 def inside(folder: Path, *names: str) -> Path:
@@ -91,7 +86,7 @@ def replace_file(path: Path, data: bytes) -> None:
     """Replace the content of a file atomically. A link is replaced, not followed."""
     temporary = path.with_name(f".{path.name}.tmp")
     if path.suffix in LIMITS:  # otherwise it could not be read again
-        _check_size(path, len(data))
+        _check_size(len(data), _limit(path))
     try:
         temporary.unlink(missing_ok=True)
         write_synced(temporary, data)
@@ -116,7 +111,6 @@ def _limit(path: Path) -> int:
     return LIMITS.get(path.suffix, LIMITS[".toml"])
 
 
-def _check_size(path: Path, size: int, limit: int | None = None) -> None:
-    limit = _limit(path) if limit is None else limit
-    if size > limit:
-        raise OSError(errno.EFBIG, f"has {size:,} bytes; at most {limit:,} are read")
+def _check_size(size: int, most: int) -> None:
+    if size > most:
+        raise OSError(errno.EFBIG, f"has {size:,} bytes; at most {most:,} are read")

@@ -77,7 +77,7 @@ def test_changed_files_are_refused(copy, refused):
 @pytest.mark.parametrize(
     ("options", "words"),
     [
-        (["--task", "none.toml"], ["none.toml", "No such file"]),
+        (["--task", "none.toml"], ["none.toml", "no such"]),
         (["--task", "cart.toml", "--descriptor", "speed"], ["task.descriptor 'speed'", "choose from: where"]),
         (["--task", "ant", "--descriptor", "speed"], ["task.descriptor 'speed'", "choose from: feet, position"]),
         (["--task", "cart.toml", "--algorithm", "qd_pg"], ["cart", "foot contacts"]),

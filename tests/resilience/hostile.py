@@ -383,8 +383,8 @@ def odd_names(run: Path, chance: random.Random) -> str:
 
 
 DAMAGE: tuple[Callable[[Path, random.Random], str], ...] = (
-    *(replaced, replaced, large, garbled, odd_lines, odd_lines, odd_repertoire, odd_repertoire),
-    *(lying_header, odd_configuration, odd_checkpoint, odd_checkpoint, odd_evaluation, odd_names),
+    *(odd_names, odd_evaluation, odd_checkpoint, odd_checkpoint, odd_configuration, lying_header),
+    *(odd_repertoire, odd_repertoire, odd_lines, odd_lines, garbled, large, replaced, replaced),
 )
 
 
@@ -556,18 +556,31 @@ def attack(numbers: range, where: Path, commands: tuple[str, ...] = (*COMMANDS, 
             what = [odd_study(folder, chance)]
         else:
             what = []
-            for damage in chance.sample(DAMAGE, chance.choice((1, 1, 2))):
+            # In this order, so that none reads what another has made a pipe or a file of gigabytes.
+            chosen = chance.sample(range(len(DAMAGE)), chance.choice((1, 1, 2)))
+            for damage in (DAMAGE[i] for i in sorted(chosen)):
                 with contextlib.suppress(OSError, ValueError, IndexError):  # what it would change is gone
                     what.append(damage(folder, chance))
         os.chdir(trial / "here")
         before, begun = snapshot(trial / "outside"), time.monotonic()
         with contextlib.suppress(OSError):
             memory_mb(reset=True)
+        already = memory_mb()  # in a process that has run other tests
         try:
             verdict = attempt(command, folder)
         finally:
             os.chdir(here)
-        took, used = time.monotonic() - begun, memory_mb()
+        took, used = time.monotonic() - begun, memory_mb() - already
+        print(
+            number,
+            command,
+            what,
+            round(took, 1),
+            round(used),
+            verdict[:60].replace(chr(10), " "),
+            file=sys.stderr,
+            flush=True,
+        )
         slowest, largest = max(slowest, took), max(largest, used)
         if snapshot(trial / "outside") != before:
             verdict = f"WROTE OUTSIDE ({verdict})"
@@ -581,7 +594,7 @@ def attack(numbers: range, where: Path, commands: tuple[str, ...] = (*COMMANDS, 
     return {"folders": len(numbers), **verdicts, "slowest_s": slowest, "largest_mb": largest, "wrong": wrong}
 
 
-def whole(times: int, each: int = 250) -> dict:
+def whole(times: int, each: int = 125) -> dict:
     """All folders, `each` of them in one process."""
     total: Counter[str] = Counter()
     wrong, slowest, largest = [], 0.0, 0.0

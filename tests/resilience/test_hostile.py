@@ -1,9 +1,8 @@
 """Hostile files: no code runs, nothing is written outside the run folder, and the error is one line."""
 
 import json
-import math
-import os
 import re
+import shutil
 import subprocess
 import sys
 import tracemalloc
@@ -13,6 +12,7 @@ from unittest import mock
 import corrupt
 import numpy as np
 import pytest
+from hostile import MALFORMED, attack, forge, write_sparse
 
 from qdhuac.algorithms import specs
 from qdhuac.errors import UserError
@@ -23,11 +23,18 @@ from qdhuac.store.run_folder import CONFIG, HISTORY, LOCK, METRICS, REPERTOIRE, 
 ROOT = Path(__file__).parents[2]
 
 
-@pytest.fixture
-def run(tmp_path):
+@pytest.fixture(scope="module")
+def intact(tmp_path_factory):
+    path = tmp_path_factory.mktemp("intact") / "run"
     with mock.patch.multiple(checkpoint, **corrupt.SIZES):
-        corrupt.make_run(tmp_path / "run")
-        yield tmp_path / "run"
+        corrupt.make_run(path)
+    return path
+
+
+@pytest.fixture
+def run(intact, tmp_path):
+    with mock.patch.multiple(checkpoint, **corrupt.SIZES):
+        yield Path(shutil.copytree(intact, tmp_path / "run"))
 
 
 @pytest.mark.parametrize(
@@ -58,28 +65,6 @@ def test_the_linter_forbids_pickle(code):
     assert "no pickle" in done.stdout
 
 
-def header(content: bytes, length: int | None = None) -> bytes:
-    return (len(content) if length is None else length).to_bytes(8, "little") + content
-
-
-F32 = {"dtype": "F32", "shape": [2], "data_offsets": [0, 8]}
-MALFORMED = {
-    "empty": b"",
-    "short": b"\x01",
-    "a header of 2^63 bytes": header(b"{}", 1 << 63),
-    "a header larger than the file": header(b"{}", 1 << 40),
-    "not JSON": header(b"{{{{"),
-    "a bomb of brackets": header(b'{"a":' + b"[" * 100_000),
-    "no dictionary": header(b"[]"),
-    "offsets beyond the end": header(json.dumps({"a": {**F32, "data_offsets": [0, 1 << 50]}}).encode()),
-    "negative offsets": header(b'{"a":{"dtype":"F32","shape":[2],"data_offsets":[-8,0]}}') + bytes(8),
-    "a shape that overflows": header(json.dumps({"a": {**F32, "shape": [1 << 62, 1 << 62]}}).encode()) + bytes(8),
-    "an unknown type": header(json.dumps({"a": {**F32, "dtype": "PICKLE"}}).encode()) + bytes(8),
-    "overlapping arrays": header(json.dumps({"a": F32, "b": F32}).encode()) + bytes(8),
-    "a pickle": b"cos\nsystem\n(S'touch hacked'\ntR.",
-}
-
-
 @pytest.mark.parametrize("kind", MALFORMED)
 def test_malformed_safetensors(run, kind):
     (run / REPERTOIRE).write_bytes(MALFORMED[kind])
@@ -95,18 +80,6 @@ def test_malformed_safetensors(run, kind):
     found = checkpoint.load(run / "checkpoints")
     assert found.path != newest
     assert newest.name in found.damaged[0]
-
-
-def forge(path: Path, contents: dict[str, bytes] | None = None, **changes: object) -> None:
-    """Change a checkpoint and make its manifest agree."""
-    import hashlib
-
-    manifest = json.loads((path / "manifest.json").read_bytes()) | changes
-    for file, data in (contents or {}).items():
-        (path / file).write_bytes(data)
-        manifest["files"][file] = {"size": len(data), "sha256": hashlib.sha256(data).hexdigest()}
-    manifest["digest"] = checkpoint._digest(manifest)
-    (path / "manifest.json").write_bytes(checkpoint._serialised(manifest))
 
 
 ROWS = "algorithm/replay/rows"
@@ -237,8 +210,8 @@ WIDE, LONG = np.zeros((5, 3), np.float32), np.zeros(6, np.float32)
         ({}, {"descriptor_bounds": [[0, 1], [1, 1]]}, "descriptor bounds"),
         ({}, {"descriptor_bounds": [[0, "0"], [1, 1]]}, "descriptor bounds"),
         ({}, {"descriptor_bounds": None}, "descriptor bounds"),
-        ({}, {"operators": [{}]}, "operators are not names"),
-        ({}, {"operators": ["x" * 5000]}, "operators are not names"),
+        ({}, {"operators": [{}]}, "its operators are not names"),
+        ({}, {"operators": ["x" * 5000]}, "its operators are not names"),
         ({}, {"policy": POLICY}, "not the policies that its metadata describes"),
         ({}, {"policy": [1]}, "not the policies that its metadata describes"),
     ],
@@ -275,17 +248,6 @@ def test_a_large_repertoire_with_a_false_hash_is_refused_without_reading_it_into
     assert peak < size / 50
 
 
-def write_sparse(path, entries, metadata):
-    """A safetensors file of zeros, of which only the header is stored."""
-    sizes, content, end = {"F32": 4, "I32": 4, "U8": 1}, {"__metadata__": metadata}, 0
-    for name, (dtype, shape) in entries.items():
-        begin, end = end, end + math.prod(shape) * sizes[dtype]
-        content[name] = {"dtype": dtype, "shape": shape, "data_offsets": [begin, end]}
-    data = header(json.dumps(content).encode())
-    path.write_bytes(data)
-    os.truncate(path, len(data) + end)
-
-
 def test_run_folders_with_impossible_names_are_refused(tmp_path):
     for name in ("a\0b", "\udcff"):
         for refuse in (lambda p: RunDir.create(p, specs.make("dns", "smoke")), RunDir.open):
@@ -299,3 +261,10 @@ def test_a_configuration_with_another_byte_fails_its_checksum():
 
     assert _verified(data, "here") is not None
     assert _verified(data + b"\n", "here") is None
+
+
+def test_hostile_folders_are_refused_in_one_line_or_work(tmp_path):
+    """A sample of what `hostile.py` does at length."""
+    result = attack(range(30), tmp_path, ("load", "export", "study"))
+    assert result["wrong"] == []
+    assert result["refused"] > result["works"] > 0

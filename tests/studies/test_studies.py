@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 import signal
 import sys
@@ -21,8 +22,10 @@ from qdhuac.store import checkpoint
 from qdhuac.store.run_folder import RunDir
 from qdhuac.studies import catalogue, commands, local
 from qdhuac.studies.catalogue import STUDIES
-from qdhuac.studies.folder import FINISHED, MISSING, STARTED, Found, look
+from qdhuac.studies.folder import FINISHED, MISSING, STARTED, Found, look, write
+from qdhuac.studies.local import open_log
 from qdhuac.studies.results import collect
+from qdhuac.studies.worker import stop_file
 
 STUDY = ["study", "target", "--scale", "smoke", "--jobs", "2", "--root"]
 
@@ -367,3 +370,39 @@ def test_another_reference_is_named(tmp_path):
     assert collect(made).notes == collect(made).unfinished == []
     shutil.rmtree(tmp_path / "runs" / runs()[0].folder)
     assert any("comparisons are with Polyak 0.005" in note for note in collect(made).notes)
+
+
+@pytest.mark.parametrize("place", ["logs", "configs", "runs", "logs/NAME.log", "logs/NAME.stop", "runs/NAME"])
+def test_a_study_with_links_writes_nothing_outside_of_its_folder(tmp_path, place):
+    root, outside = tmp_path / "root", tmp_path / "outside"
+    root.mkdir()
+    outside.mkdir()
+    run = catalogue.runs("target", "smoke", 1)[0]
+    path = root / place.replace("NAME", run.folder)
+    path.parent.mkdir(exist_ok=True)
+    path.symlink_to(outside / "new" if path.suffix else outside)
+
+    def use() -> None:
+        look(root, run)
+        write(root, "target", "smoke", 1)
+        stop_file(root, run)
+        with open_log(root, run) as out:
+            out.write(b"x")
+
+    with pytest.raises(UserError, match="is a link"):
+        use()
+    assert list(outside.iterdir()) == []
+
+
+def test_a_configuration_that_is_a_link_is_refused_and_a_log_that_is_a_pipe_is_refused(tmp_path):
+    run, outside = catalogue.runs("target", "smoke", 1)[0], tmp_path / "outside.toml"
+    for folder in ("configs", "logs"):
+        (tmp_path / "root" / folder).mkdir(parents=True)
+    outside.write_text("precious")
+    (tmp_path / f"root/configs/{run.folder}.toml").symlink_to(outside)
+    with pytest.raises(UserError, match="is a link"):
+        write(tmp_path / "root", "target", "smoke", 1)
+    assert outside.read_text() == "precious"
+    os.mkfifo(tmp_path / f"root/logs/{run.folder}.log")
+    with pytest.raises(UserError, match="cannot be written"), open_log(tmp_path / "root", run):
+        pass

@@ -147,7 +147,7 @@ def test_a_mistake_in_a_file_is_named(tmp_path, old, new, words):
     ("arguments", "message"),
     [
         ({"task": "hoper"}, "unknown task 'hoper'; choose from: ant, "),
-        ({"task": "hoper.toml"}, "hoper.toml: cannot be read .No such file"),
+        ({"task": "hoper.toml"}, "hoper.toml: no such task file"),
         (
             {"task": "ant", "after_termination": "loop"},
             "unknown after_termination 'loop'; choose from: reset, stop",

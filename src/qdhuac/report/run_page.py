@@ -89,7 +89,7 @@ def render(
         film: a GIF, or a sentence that says why there is none.
     """
     title = f"{settings.algorithm} on {settings.task.name}"
-    operators = found[1].get("operators", ()) if found else ()
+    operators = found[1].get("operators") or () if found else ()
     sections = [
         f"<h1>{escape(title)}</h1>",
         f'<p class="sub">{escape(name)} · preset {escape(settings.preset)} · physics {escape(settings.task.backend)} · '

@@ -10,7 +10,7 @@ from html import escape
 from pathlib import Path
 
 from qdhuac import __version__
-from qdhuac.errors import RunFailed
+from qdhuac.errors import RunFailed, UserError, os_errors_as
 from qdhuac.files import inside, read, replace_file
 from qdhuac.report.run_page import document, html_table
 from qdhuac.report.study_tables import TABLES, provenance, tables
@@ -31,9 +31,10 @@ def write_report(folder: Path) -> tuple[Path, list[str]]:
     results = collect(folder)
     shown = tables(results)
     pictures = []
-    try:
-        figures = inside(folder, "figures")
+    figures = inside(folder, "figures")
+    with os_errors_as(UserError, f"{figures}: cannot be made"):
         figures.mkdir(exist_ok=True)
+    try:
         for name, figure, caption in study_figures.draw(results):
             study_figures.save(figure, figures, name)
             pictures.append((name, caption, read(figures / f"{name}.svg")))

@@ -92,7 +92,8 @@ class RunDir:
             for name in (*checkpoint.TEXTS, REPERTOIRE, REPORT, EVALUATION, LOCK):
                 if inside(path, name).exists() and not inside(path, name).is_file():
                     raise UserError(f"{path / name}: is not a regular file")
-            inside(path, run.checkpoints.name)
+            for name in (run.checkpoints.name, TASK_FOLDER):
+                inside(path, name)
             if not ((path / CONFIG).is_file() or run.checkpoints.is_dir()):
                 raise UserError(
                     f"{path}: not a run folder (expected config.toml and checkpoints/, as qdhuac train makes)"

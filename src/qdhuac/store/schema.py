@@ -64,7 +64,7 @@ def check_repertoire(shapes: Shapes, metadata: Any) -> None:
     if any(shape[:1] != (rows,) for shape in genotypes.values()):
         raise ValueError("its arrays do not fit together")
     for kind in ("operators", "labels"):
-        names = metadata.get(kind, [])
+        names = metadata.get(kind) or []
         named = isinstance(names, list) and all(isinstance(n, str) and len(n) <= LONGEST_NAME for n in names)
         if not named or len(names) > MOST_NAMES:
             raise ValueError(f"its {kind} are not names")

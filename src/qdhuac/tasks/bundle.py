@@ -6,6 +6,7 @@ A run folder keeps a copy of them, so that it is complete on another machine. No
 from __future__ import annotations
 
 import hashlib
+import os
 from collections.abc import Mapping
 from pathlib import Path
 from xml.etree import ElementTree
@@ -60,7 +61,9 @@ class _Files:
         try:
             if not path.resolve().is_relative_to(self.folder.resolve()) or ".." in path.parts:
                 raise UserError(f"{path}: is outside of the folder of the task file, {self.folder}")
-            content = files.read(path, self._left)
+            content = files.read(Path(os.path.realpath(path)), self._left)
+        except FileNotFoundError:
+            raise UserError(f"{path}: no such file") from None
         except (OSError, ValueError) as error:
             raise UserError(f"{path}: cannot be read ({reason(error)})") from None
         self._left -= len(content)

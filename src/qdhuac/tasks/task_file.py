@@ -10,6 +10,7 @@ import dataclasses
 import difflib
 import functools
 import math
+import os
 import tomllib
 import types
 from collections.abc import Callable, Iterable, Mapping
@@ -279,7 +280,9 @@ def base_of(path: Path) -> Path | None:
 
 def _tables(path: Path) -> dict[str, Any]:
     try:
-        return tomllib.loads(files.read(path).decode())
+        return tomllib.loads(files.read(Path(os.path.realpath(path))).decode())
+    except FileNotFoundError:
+        raise UserError(f"{path}: no such task file") from None
     except (ValueError, RecursionError) as error:
         raise UserError(f"{path}: not valid TOML ({reason(error)})") from None
     except OSError as error:

@@ -91,7 +91,7 @@ class Explorer:
     def run(self) -> dict[str, Any]:
         """Facts about the run."""
         self.refresh()
-        h, names = self.history, self.metadata.get("operators", ())
+        h, names = self.history, self.metadata.get("operators") or ()
         numbers = np.unique(h.operator).tolist()
         operators = {i: specs.title(names[i]) if 0 <= i < len(names) else "unknown" for i in numbers}
         return {
