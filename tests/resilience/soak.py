@@ -40,7 +40,7 @@ def soak(algorithm: str, generations: int, folder: Path, asleep: float) -> dict:
             rows = (folder / "metrics.jsonl").read_bytes().count(b"\n") if (folder / "metrics.jsonl").exists() else 0
             try:
                 seen.append({"share": rows / generations} | look(process.pid, folder))
-            except OSError:  # it has just ended, or replaced a checkpoint
+            except (OSError, KeyError):  # it has just ended, or replaced a checkpoint
                 continue
             if not slept and rows > generations / 2:
                 process.send_signal(signal.SIGSTOP)
