@@ -1,5 +1,6 @@
 """What is installed: bounds for those who install without the lock, and a lock that has what is pinned."""
 
+import itertools
 import re
 import tomllib
 from pathlib import Path
@@ -14,7 +15,7 @@ PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
 
 def test_every_dependency_has_bounds_that_the_pin_is_in():
     wanted = [PROJECT["dependencies"], *PROJECT["optional-dependencies"].values()]
-    for requirement in map(Requirement, sum(wanted, [])):
+    for requirement in map(Requirement, itertools.chain(*wanted)):
         assert sorted(spec.operator for spec in requirement.specifier) == ["<", ">="], requirement
         assert requirement.specifier.contains(PINS[requirement.name.lower()]), requirement
 

@@ -89,6 +89,9 @@ class Trainer:
 
         Returns:
             True, or False if the runs were stopped before.
+
+        Raises:
+            RunFailed: the runs have reached their goal, but a run has an empty archive.
         """
         for recorder in self.recorders:
             recorder.start_clock()
@@ -101,7 +104,12 @@ class Trainer:
             self._save_if_due()
         self.progress.phase("saving")
         self.save()
-        return not self._unfinished()
+        finished = not self._unfinished()
+        fitness = np.asarray(self.state.algorithm.archive.fitness)
+        for i, recorder in enumerate(self.recorders if finished else ()):
+            if not np.isfinite(self._one(fitness, i)).any():
+                raise RunFailed(f"{recorder.folder.path}: nothing was ever archived; {recorder.failures}")
+        return finished
 
     def save(self) -> None:
         """Write a checkpoint of each run that has changed since its last one."""
