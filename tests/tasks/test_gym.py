@@ -106,7 +106,7 @@ def test_processes_do_not_change_the_result():
         ({"make": gym_envs.Buttons}, ["action_space", "Box", "Discrete(3)"]),
         ({"make": gym_envs.Image}, ["observation_space", "one dimension", "(4, 4)"]),
         ({"make": gym_envs.Liar}, ["observation", "(3,)", "(2,)"]),
-        ({"features": None}, ["features", "missing"]),
+        ({"features": None}, ["features", "function"]),
         ({"features": gym_envs.two_numbers}, ["descriptor", "1 number", "(2,)"]),
         ({"features": gym_envs.table}, ["features", "(1, 1)"]),
         ({"features": lambda env: [0.0], "workers": 2}, ["features", "workers=0"]),
@@ -122,7 +122,7 @@ def test_processes_do_not_change_the_result():
         ({"episode_length": 12.5}, ["episode_length", "12.5"]),
         ({"hidden": 64}, ["hidden", "64"]),
         ({"workers": -1}, ["workers", "-1"]),
-        ({"describe": None}, ["describe", "missing"]),
+        ({"describe": None}, ["describe", "function"]),
     ],
 )
 def test_a_mistake_is_reported_when_the_task_is_made(changes, words):

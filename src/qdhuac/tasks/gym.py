@@ -6,6 +6,7 @@ a batch. The result does not depend on the number of processes.
 
 from __future__ import annotations
 
+import dataclasses
 import os
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -14,7 +15,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from qdhuac.errors import UserError, check_number, check_whole
+from qdhuac.errors import UserError, check_callable, check_number, check_whole
 from qdhuac.learning.policy import Policy
 from qdhuac.learning.run_policy import act, layers_of
 from qdhuac.tasks import checks as own
@@ -44,7 +45,7 @@ class GymnasiumTask:
     def __init__(
         self,
         make: Make,
-        features: Features | None = None,
+        features: Features,
         *,
         descriptor_bounds: tuple[Sequence[float], Sequence[float]],
         support: tuple[float, float],
@@ -57,15 +58,15 @@ class GymnasiumTask:
         workers: int | None = None,
         deadline: float = 600.0,
     ) -> None:
-        bounds = own.check_options(descriptor_bounds, episode_length, after_termination, support, hidden)
-        if not callable(features):
-            raise UserError("features: missing; give a function from the environment to what the descriptor is made of")
-        if not callable(describe):
-            raise UserError("describe: missing; give a function from the features of an episode to the descriptor")
+        spec = TaskSpec(descriptor_bounds, episode_length, reward_offset, support, after_termination, store_contacts)
+        if not isinstance(make, str):
+            check_callable("make", make)
+        check_callable("features", features)
+        check_callable("describe", describe)
         check_whole("workers", 0 if workers is None else workers, 0)
         check_number("deadline", deadline, above=0)
         self.describe = describe
-        self._bounds = bounds
+        self._bounds = bounds = spec.descriptor_bounds
         self._pool = _pool(make, features, workers, deadline)
         # What is wrong is told here and now, by an environment in this process.
         self._local = Simulator(make, features)
@@ -75,16 +76,8 @@ class GymnasiumTask:
         if store_contacts:
             own.check_contacts(len(seen), bounds)
         space = self._local.env.action_space
-        self.policy = Policy(self._local.obs_size, self._local.action_size, tuple(hidden))
-        self.spec = TaskSpec(
-            bounds,
-            episode_length,
-            reward_offset,
-            support,
-            after_termination,
-            store_contacts,
-            action_bounds=(space.low.tolist(), space.high.tolist()),
-        )
+        self.policy = Policy(self._local.obs_size, self._local.action_size, hidden)
+        self.spec = dataclasses.replace(spec, action_bounds=(space.low.tolist(), space.high.tolist()))
 
     def evaluate(self, genotypes: Genotype, key: Array, exploration: Exploration | None = None) -> Evaluation:
         """One evaluation of each genotype."""

@@ -48,7 +48,7 @@ class Simulator:
     """An environment, the user's features of it, and its spaces, which are checked."""
 
     def __init__(self, make: Make, features: Features) -> None:
-        self.env = require("gymnasium", "gymnasium").make(make) if isinstance(make, str) else make()
+        self.env = _named(make) if isinstance(make, str) else make()
         self.features = features
         self._features: int | None = None  # how many there are
         observed, acted = self.env.observation_space, self.env.action_space
@@ -98,6 +98,15 @@ class Simulator:
                 f"observation: expected shape ({self.obs_size},), as observation_space says, got {found.shape}"
             )
         return found
+
+
+def _named(name: str) -> Any:
+    """The environment of Gymnasium with this name."""
+    gymnasium = require("gymnasium", "gymnasium")
+    try:
+        return gymnasium.make(name)
+    except (gymnasium.error.Error, ImportError) as error:
+        raise UserError(f"make={name!r}: {error}") from None
 
 
 def episode(
