@@ -22,7 +22,7 @@ from qdhuac.emitters.isoline import IsoLine
 from qdhuac.learning.policy import Policy
 from qdhuac.learning.replay import Replay
 from qdhuac.learning.td3 import TD3Learner
-from qdhuac.tasks.base import Task, policy_of
+from qdhuac.tasks.base import Bounds, Task, policy_of
 from qdhuac.types import Archive, Array, Emission, Evaluation, Genotype, Metrics
 
 
@@ -31,7 +31,7 @@ class Conditioning:
     """How a descriptor gets into observations, rewards and the first layer of an actor."""
 
     policy: Policy  # the genotype's, without a descriptor
-    bounds: tuple[tuple[float, ...], tuple[float, ...]]
+    bounds: Bounds
     lengthscale: float
 
     def normalise(self, descriptor: Array) -> Array:
