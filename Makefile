@@ -1,13 +1,21 @@
-# Everything happens in .venv, made from constraints.txt; nothing else on the machine is used but python3.11.
+# Everything happens in .venv, made from lock.txt; nothing else on the machine is used but python3.11.
 PYTHON ?= python3.11
 VENV := .venv
 BIN := $(VENV)/bin
-PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt
+PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps
 CHROMIUM := --no-install-recommends chromium libegl1 libgl1-mesa-dri
 QDAX := .venv-qdax
 QDAX_PIP := $(QDAX)/bin/python -m pip install --quiet --disable-pip-version-check --no-deps
 
-.PHONY: setup train view test test-resilience test-qdax test-playground test-browser three docs clean
+# What is locked for the extras $(1), with its hashes, and this package.
+define install
+	awk -F'#' '$$2 ~ / ($(1)|view)( |$$)/' lock.txt > $(VENV)/locked.txt
+	$(PIP) --require-hashes --requirement $(VENV)/locked.txt
+	$(PIP) --no-build-isolation --editable .
+	$(BIN)/python -m pip check >/dev/null
+endef
+
+.PHONY: setup train view test test-resilience test-qdax test-playground test-browser three docs lock audit clean
 
 train: setup  ## the main job: a repertoire for HalfCheetah with the default preset; ARGS="--task ant" adds options
 	$(BIN)/qdhuac train $(ARGS)
@@ -43,29 +51,35 @@ docs: $(VENV)/.docs  ## the documentation as a site, in site/; any warning is an
 setup: $(VENV)/.runtime
 
 setup-%: $(VENV)/.runtime  ## an extra beside it, such as setup-adapt; setup-cuda is JAX for NVIDIA GPUs, 3 GB
-	PIP_CONSTRAINT=constraints.txt $(PIP) --editable ".[$*,view]"
+	$(call install,$*)
 
-$(VENV)/.runtime: pyproject.toml constraints.txt
+lock: $(VENV)/.runtime  ## lock.txt anew from constraints.txt
+	$(BIN)/python tools/lock.py
+
+audit: $(VENV)/.runtime  ## the pins that are not the newest versions
+	$(BIN)/python tools/lock.py audit
+
+$(VENV)/.runtime: pyproject.toml lock.txt
 	$(PYTHON) -m venv $(VENV)
-	PIP_CONSTRAINT=constraints.txt $(PIP) --editable ".[view]"
+	$(call install,view)
 	touch $@
 
 $(VENV)/.dev: $(VENV)/.runtime
-	PIP_CONSTRAINT=constraints.txt $(PIP) --editable ".[dev,view]"
+	$(call install,dev)
 	touch $@
 
 $(VENV)/.browser: $(VENV)/.dev
-	PIP_CONSTRAINT=constraints.txt $(PIP) --editable ".[browser,dev,view]"
+	$(call install,browser|dev)
 	command -v chromium >/dev/null || { [ "$$(id -u)" = 0 ] && apt-get -qq update && apt-get -qq --yes install $(CHROMIUM); } \
 		|| $(BIN)/playwright install chromium
 	touch $@
 
 $(VENV)/.playground: $(VENV)/.dev
-	PIP_CONSTRAINT=constraints.txt $(PIP) --editable ".[dev,playground,view]"
+	$(call install,dev|playground)
 	touch $@
 
 $(VENV)/.docs: $(VENV)/.runtime
-	PIP_CONSTRAINT=constraints.txt $(PIP) --editable ".[docs,view]"
+	$(call install,docs)
 	touch $@
 
 $(QDAX)/.made: benchmarks/peers/qdax.txt

@@ -7,7 +7,6 @@ import json
 import os
 import signal
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Any
 
 from qdhuac import config
@@ -15,13 +14,13 @@ from qdhuac.algorithms import specs
 from qdhuac.algorithms.specs import AlgorithmSpec
 from qdhuac.config import Config
 from qdhuac.environment import require
-from qdhuac.errors import UserError
+from qdhuac.errors import UserError, check_number, check_path, check_whole, shown
 from qdhuac.report.run_page import write_report
 from qdhuac.store import repertoire
 from qdhuac.store.run import Policy, Run, load_run
 from qdhuac.store.run_folder import RunDir
 from qdhuac.tasks.base import Task
-from qdhuac.tasks.checks import watched
+from qdhuac.tasks.checks import check_task, watched
 from qdhuac.training import launch
 from qdhuac.training.loggers import Logger
 
@@ -55,6 +54,7 @@ def train(
         KeyboardInterrupt: Ctrl-C was pressed. The run is saved.
         SystemExit: SIGTERM was received or the terminal was closed. The run is saved.
     """
+    path, settings = check_path("run_dir", run_dir), _values(settings)
     with watched(task) as checked:
         fixed: dict[str, Any] = {
             "task.name": config.OWN,
@@ -63,10 +63,10 @@ def train(
         }
         if checked.policy is not None:
             fixed["policy.hidden"] = list(checked.policy.hidden)
-        for key in fixed.keys() & (settings or {}).keys():
+        for key in fixed.keys() & settings.keys():
             raise UserError(f"settings: {key} is decided by the task, which has {fixed[key]!r}")
-        made = specs.make(algorithm, preset, {**(settings or {}), **fixed})
-        code = launch.train(made, Path(run_dir), task=checked, log=log)
+        made = specs.make(algorithm, preset, {**settings, **fixed})
+        code = launch.train(made, path, task=checked, log=log)
     return _unless_stopped(code, run_dir)
 
 
@@ -92,6 +92,7 @@ def resume(
         The finished run, as `qdhuac.load` reads it.
     """
     spec = None if algorithm is None else specs.algorithm(algorithm)
+    path, settings = check_path("run_dir", run_dir), _values(settings)
 
     def check(folder: RunDir, made: Config) -> None:
         if made.task.name != config.OWN:
@@ -102,7 +103,7 @@ def resume(
         _check_spaces(folder, task)
 
     with watched(task) as checked:
-        code = launch.resume(Path(run_dir), settings or {}, check=check, task=checked, log=log, algorithm=spec)
+        code = launch.resume(path, settings, check=check, task=checked, log=log, algorithm=spec)
     return _unless_stopped(code, run_dir)
 
 
@@ -120,6 +121,8 @@ def evaluate(task: Task, run_dir: str | os.PathLike[str], *, episodes: int = 8, 
     """
     from qdhuac.training import evaluation
 
+    check_whole("episodes", episodes, 1)
+    check_whole("seed", seed, 0)
     run = _run_of(task, run_dir)
     with watched(task) as checked:
         return evaluation.evaluate(checked, run, episodes=episodes, seed=seed)
@@ -146,26 +149,41 @@ def render(
     """
     from qdhuac.view import trajectory, video
 
+    check_whole("seed", seed, 0)
+    if seconds is not None:
+        check_number("seconds", seconds, above=0)
+    if not (policy is None or isinstance(policy, Policy)):
+        raise UserError(f"policy={shown(policy)}: expected a policy of the run, such as run.best")
+    path = check_path("output", output)
     run = _run_of(task, run_dir)
-    video.check_output(Path(output))
+    video.check_output(path)
     video.choose_library()
-    print(video.render(trajectory.viewable(task), run, policy or run.best, Path(output), seed, seconds))
+    print(video.render(trajectory.viewable(task), run, policy or run.best, path, seed, seconds))
 
 
 def show(task: Task, run_dir: str | os.PathLike[str], port: int = 8080) -> None:
     """Explore a run in the browser until Ctrl-C. The task needs a MuJoCo model: see `qdhuac.tasks.Viewable`."""
     from qdhuac.view import explorer, trajectory
 
+    check_whole("port", port, 0, 65_535)
     require("plotly", "view")
     explorer.serve(trajectory.viewable(task), _run_of(task, run_dir), port)
 
 
 def _run_of(task: Task, run_dir: str | os.PathLike[str]) -> Run:
     """Read a run. Raises UserError if its archive is empty, or if the task does not fit."""
+    check_task(task)
     run = load_run(run_dir)
     run.require_individuals()
     _check_spaces(run.folder, task)
     return run
+
+
+def _values(settings: Any) -> Mapping[str, Any]:
+    """The configuration keys. Raises UserError if these are not names and values."""
+    if settings is not None and not (isinstance(settings, Mapping) and all(isinstance(key, str) for key in settings)):
+        raise UserError(f"settings={shown(settings)}: expected keys and values, such as {{'run.env_steps': 50_000}}")
+    return settings or {}
 
 
 def _unless_stopped(code: int, run_dir: str | os.PathLike[str]) -> Run:

@@ -73,20 +73,26 @@ def auc_increment(previous_qd: float, qd: float, steps: int) -> float:
     return 0.5 * (float(previous_qd) + float(qd)) * steps
 
 
-# Symptoms of a diverging learner.
+# Symptoms of a run that comes to nothing.
 
 DEAD = 1e-9  # mean gradient norm; healthy ones are above 1e-3
 CLIPPED = 0.1  # share of the target distribution outside of the support; healthy critics have less than 0.01
 
 
-def symptoms(line: Mapping[str, Any], low: float, high: float) -> dict[str, str]:
-    """Return the symptoms of divergence by name, each with a message.
+def symptoms(line: Mapping[str, Any], low: float, high: float, updates: int = 0) -> dict[str, str]:
+    """Return the symptoms of divergence, and of work that is all rejected, by name, each with a message.
 
     Args:
         line: a generation's metrics.
         low, high: discounted returns to expect; nan if unknown.
+        updates: learner updates of the generation.
     """
     found = {}
+    if line.get("rejected") and not any(n for name, n in line.items() if name.endswith("/tried")):
+        found["rejected"] = f"every evaluation was rejected; not finite was {_most(line, 'rejected_')}"
+    skipped = sum(n or 0 for name, n in line.items() if name.startswith("count_skipped_"))
+    if 0 < updates <= skipped:
+        found["skipped"] = f"every update was skipped; not finite was {_most(line, 'count_skipped_')}"
     mean, spread, width = line.get("q_mean"), line.get("q_spread"), high - low
     if mean is not None and spread is not None and (mean + spread > high + width or mean - spread < low - width):
         values = f"the critic's values (mean {mean:.3g}, spread {spread:.3g})"
@@ -100,3 +106,9 @@ def symptoms(line: Mapping[str, Any], low: float, high: float) -> dict[str, str]
         if norm is not None and norm < DEAD:
             found["gradients"] = f"the gradient of the {name.replace('_', ' ')} is dead (norm {norm:.1g})"
     return found
+
+
+def _most(line: Mapping[str, Any], prefix: str) -> str:
+    """The metric with this prefix that is highest, without the prefix."""
+    counts = {name.removeprefix(prefix): n or 0 for name, n in line.items() if name.startswith(prefix)}
+    return f"most often the {max(counts, key=counts.__getitem__)}"

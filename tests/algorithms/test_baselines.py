@@ -15,7 +15,6 @@ from runs import OneRun as Runner
 from qdhuac.algorithms import specs
 from qdhuac.algorithms.specs import build as build_algorithm
 from qdhuac.emitters.base import Seen
-from qdhuac.errors import UserError
 from qdhuac.store.arrays import flatten
 from qdhuac.store.run_folder import RunDir
 from qdhuac.training.display import Progress
@@ -206,15 +205,6 @@ def test_rollouts_are_stored_for_the_descriptor_they_were_made_for(trained):
     np.testing.assert_allclose(rows.next_obs[:, 2], np.repeat(wanted / 2, STEPS), atol=1e-6)
     np.testing.assert_allclose(similarity[:5], 1.0)
     assert told.metrics.means["similarity"] == pytest.approx(similarity.mean(), abs=1e-5)
-
-
-def test_a_descriptor_without_bounds_is_refused():
-    for bounds in (((-np.inf,), (np.inf,)), ((0.0,), (0.0,))):
-        task = ReachTask().changed(descriptor_bounds=bounds)
-        config = settings("dcrl_me", archive__kind="dns")
-        with pytest.raises(UserError, match=r"dcrl_me.*finite bounds") as caught:
-            build_algorithm(config, task)
-        assert "\n" not in str(caught.value)
 
 
 # QD-PG

@@ -1,5 +1,11 @@
 """Gymnasium environments without physics, and one for each kind of mistake. Without JAX: processes import it."""
 
+import ctypes
+import os
+import signal
+import sys
+import time
+
 import gymnasium
 import numpy as np
 from gymnasium.spaces import Box, Discrete
@@ -89,3 +95,63 @@ def nowhere(env):
 
 def more_and_more(env):
     return [0.5] * (1 + (env.x > 5.0))
+
+
+class Trouble(Walk):
+    """After so many steps in one process it is in trouble."""
+
+    steps = int(os.environ.get("TROUBLE_AFTER", 2))
+
+    def step(self, action):
+        self.steps -= 1
+        if self.steps < 0:
+            self.trouble()
+        return super().step(action)
+
+
+class Hangs(Trouble):
+    def trouble(self):
+        time.sleep(1e6)
+
+
+class HangsInC(Trouble):
+    """In code that no signal interrupts, and that lets other threads run: a lock that is taken twice."""
+
+    def trouble(self):
+        lock, libc = ctypes.create_string_buffer(64), ctypes.CDLL(None)
+        libc.pthread_mutex_lock(lock)
+        libc.pthread_mutex_lock(lock)
+
+
+class Exits(Trouble):
+    def trouble(self):
+        sys.exit(3)
+
+
+class Dies(Trouble):
+    def trouble(self):
+        os._exit(7)
+
+
+class Crashes(Trouble):
+    def trouble(self):
+        os.kill(os.getpid(), signal.SIGSEGV)
+
+
+class Raises(Trouble):
+    def trouble(self):
+        raise KeyError("wheel")
+
+
+class Shouts(Walk):
+    def step(self, action):
+        os.write(1, b"x" * 100_000)
+        return super().step(action)
+
+
+class Leaks(Walk):
+    kept = ()
+
+    def reset(self, **options):
+        self.kept = (*self.kept, np.ones(2**20))  # 8 MB
+        return super().reset(**options)

@@ -96,7 +96,7 @@ def test_a_learner_learns_from_it(tmp_path):
 @pytest.mark.parametrize(
     ("changes", "words"),
     [
-        ({"features": None}, ["features", "missing"]),
+        ({"features": None}, ["features", "function"]),
         ({"features": lambda state: state.data["x"]}, ["features", "one dimension"]),
         ({"features": lambda state: jnp.zeros(2)}, ["descriptor", "1 number", "(2,)"]),
         ({"env": Slide(lambda x: {"pixels": x[None]})}, ["observation", "'state'", "pixels"]),

@@ -12,7 +12,6 @@ import dataclasses
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 
 from qdhuac.algorithms.engine import QDAlgorithm, check_transitions
 from qdhuac.algorithms.settings import DCRLMESettings
@@ -20,11 +19,10 @@ from qdhuac.archives.common import sample
 from qdhuac.emitters.base import Offspring, Seen, Stateless, descriptors, one_parent, slots
 from qdhuac.emitters.gradient import GradientChildren
 from qdhuac.emitters.isoline import IsoLine
-from qdhuac.errors import UserError
 from qdhuac.learning.policy import Policy
 from qdhuac.learning.replay import Replay
 from qdhuac.learning.td3 import TD3Learner
-from qdhuac.tasks.base import Task, policy_of
+from qdhuac.tasks.base import Bounds, Task, policy_of
 from qdhuac.types import Archive, Array, Emission, Evaluation, Genotype, Metrics
 
 
@@ -33,7 +31,7 @@ class Conditioning:
     """How a descriptor gets into observations, rewards and the first layer of an actor."""
 
     policy: Policy  # the genotype's, without a descriptor
-    bounds: tuple[tuple[float, ...], tuple[float, ...]]
+    bounds: Bounds
     lengthscale: float
 
     def normalise(self, descriptor: Array) -> Array:
@@ -88,16 +86,11 @@ def _beside(obs: Array, wanted: Array) -> Array:
 
 
 def build(s: DCRLMESettings, task: Task, archive: Archive) -> QDAlgorithm:
-    """The algorithm for a task, whose descriptor must have finite bounds."""
-    policy = policy_of(task)
-    low, high = (np.asarray(b, float) for b in task.spec.descriptor_bounds)
-    if not (np.all(np.isfinite([low, high])) and np.all(low < high)):
-        raise UserError(
-            f"algorithm dcrl_me: needs a descriptor with finite bounds, but those of the task are {low} and {high}"
-        )
+    """The algorithm for a task."""
+    policy, size = policy_of(task), task.spec.descriptor_size
     e = s.emitter
-    conditioning = Conditioning(policy, (tuple(low.tolist()), tuple(high.tolist())), s.learner.lengthscale)
-    conditioned = dataclasses.replace(policy, obs_size=policy.obs_size + len(low))
+    conditioning = Conditioning(policy, task.spec.descriptor_bounds, s.learner.lengthscale)
+    conditioned = dataclasses.replace(policy, obs_size=policy.obs_size + size)
     learner = TD3Learner(conditioned, s.critic, s.learner)
     replay = Replay.of(s.replay, conditioned.obs_size, conditioned.action_size)
     lines = round(e.isoline_share * e.batch_size)
@@ -111,7 +104,7 @@ def build(s: DCRLMESettings, task: Task, archive: Archive) -> QDAlgorithm:
             (ConditionedActor(conditioning, learner), actors),
         ),
         archive=archive,
-        descriptor_size=len(low),
+        descriptor_size=size,
         replay=replay,
         learner=learner,
         updates_per_step=s.learner.utd,

@@ -16,8 +16,9 @@ import jax
 import jax.numpy as jnp
 
 from qdhuac.emitters.base import Seen, Slots, operators
-from qdhuac.errors import UserError
+from qdhuac.errors import UserError, check_callable, check_has, check_number, check_whole
 from qdhuac.learning.replay import Replay
+from qdhuac.tasks.checks import check_array, check_results
 from qdhuac.types import (
     RANDOM,
     Archive,
@@ -85,6 +86,25 @@ class QDAlgorithm:
     relabel: Callable[[Emission, Evaluation], tuple[Evaluation, Metrics]] = stored_as_they_are
     observe: Callable[[Any, Evaluation, Told, Array], tuple[Any, Metrics]] = nothing_observed
 
+    def __post_init__(self) -> None:
+        check_callable("fresh", self.fresh)
+        try:
+            given = [(emitter, n) for emitter, n in self.emitters]
+        except (TypeError, ValueError):
+            given = []
+        if not given:
+            raise UserError("emitters: expected pairs of an emitter and the number of its genotypes")
+        for emitter, n in given:
+            check_has("emitters", emitter, "name", "archived", "init", "ask", "tell")
+            check_whole(f"emitters: number of {emitter.name}", n, 1)
+        check_has("archive", self.archive, "capacity", "init", "add")
+        check_whole("descriptor_size", self.descriptor_size, 1)
+        if self.replay is not None:
+            check_has("replay", self.replay, "columns", "init", "add")
+        check_number("updates_per_step", self.updates_per_step, low=0)
+        if self.learner is not None or self.updates_per_step:
+            check_has("learner", self.learner, "init", "learn")
+
     @property
     def operators(self) -> tuple[str, ...]:
         """The names that `Provenance.operator` indexes."""
@@ -142,7 +162,7 @@ class QDAlgorithm:
 
     def tell(self, state: State, emission: Emission, evaluation: Evaluation) -> tuple[State, Told]:
         """The genotypes compete for the archive; the transitions of those that did not fail are stored."""
-        check_results(self.descriptor_size, emission, evaluation)
+        check_results(self.descriptor_size, len(emission.provenance.id), evaluation)
         evaluation, relabelled = self.relabel(emission, evaluation)
         individuals, good, failures = screen(emission, evaluation, self._archived)
         archive, slots = self.archive.add(state.archive, individuals)
@@ -259,30 +279,16 @@ def screen(emission: Emission, evaluation: Evaluation, archived: Array) -> tuple
     return individuals, good, failures
 
 
-def check_results(descriptor_size: int, emission: Emission, evaluation: Evaluation) -> None:
-    """Raise UserError for results of a wrong shape, before anything is computed."""
-    size = len(emission.provenance.id)
-    for name, rest in {"fitness": (), "steps": (), "descriptor": (descriptor_size,)}.items():
-        _check_shape(name, getattr(evaluation, name), (size, *rest))
-    if evaluation.transitions is not None and evaluation.valid is None:
-        raise UserError("valid: missing; expected which steps of each episode were simulated [B, T]")
-
-
 def check_transitions(columns: Mapping[str, tuple[int, ...]], evaluation: Evaluation) -> tuple[Transition, Array]:
     """The episodes and which of their steps count, if they have these columns, each by its shape after [B, T]."""
     t, valid = evaluation.transitions, evaluation.valid
     if t is None or valid is None:
         raise UserError("transitions: missing; this algorithm learns from every step of each episode")
     shape = len(evaluation.fitness), jnp.shape(valid)[-1]
-    _check_shape("valid", valid, shape)
+    check_array("valid", valid, shape)
     for name, rest in columns.items():
-        _check_shape(f"transitions.{name}", getattr(t, name), (*shape, *rest))
+        check_array(f"transitions.{name}", getattr(t, name), (*shape, *rest))
     return t, valid
-
-
-def _check_shape(name: str, array: Array | None, wanted: tuple[int, ...]) -> None:
-    if array is None or jnp.shape(array) != wanted:
-        raise UserError(f"{name}: expected shape {wanted}, got {None if array is None else jnp.shape(array)}")
 
 
 def _joined(trees: list[Any]) -> Any:

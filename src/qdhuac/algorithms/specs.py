@@ -19,7 +19,7 @@ from qdhuac import config as configuration
 from qdhuac.algorithms import settings
 from qdhuac.algorithms.settings import Values
 from qdhuac.config import OWN, Config
-from qdhuac.errors import UserError
+from qdhuac.errors import UserError, shown
 from qdhuac.keys import check_choice, require
 from qdhuac.tasks.task_file import TASKS, builtin
 
@@ -37,7 +37,7 @@ class AlgorithmSpec:
     settings: type  # a dataclass whose fields are dataclasses: the sections of its configuration
     build: str  # "module:function" from settings, task and archive to an `Algorithm`
     presets: Mapping[str, Values]  # what each changes in the defaults
-    needs: tuple[str, ...] = ()  # of a task: "transitions", "contacts", "bounds"
+    needs: tuple[str, ...] = ()  # of a task: "transitions", "contacts"
     check: Callable[[Config], None] = lambda config: None  # refuses combinations of keys
 
 
@@ -127,7 +127,7 @@ ALGORITHMS: dict[str, AlgorithmSpec] = {
             settings.DCRLMESettings,
             "qdhuac.algorithms.dcrl_me:build",
             settings.BASELINES,
-            ("transitions", "bounds"),
+            ("transitions",),
             settings.check_learning,
         ),
     )
@@ -182,6 +182,8 @@ def algorithm(wanted: str | AlgorithmSpec) -> AlgorithmSpec:
     Raises:
         UserError: an unknown name, or one that cannot be imported.
     """
+    if not isinstance(wanted, str | AlgorithmSpec):
+        raise UserError(f"algorithm={shown(wanted)}: expected a name or an AlgorithmSpec")
     if isinstance(wanted, str) and ":" not in wanted:
         check_choice("algorithm", wanted, ALGORITHMS)
         return ALGORITHMS[wanted]
@@ -235,7 +237,7 @@ def make(wanted: str | AlgorithmSpec = "qdhuac", preset: str = "laptop", overrid
         UserError: an unknown name, a value of the wrong type or out of range, or keys that do not go together.
     """
     spec = algorithm(wanted)
-    if preset not in spec.presets:
+    if not isinstance(preset, str) or preset not in spec.presets:
         raise UserError(f"unknown preset {preset!r} of {spec.name}; choose from: {', '.join(spec.presets)}")
     start = Config(algorithm=spec.name, preset=preset, settings=spec.settings())
     made = configuration.replace(start, {**spec.presets[preset], **(overrides or {})})

@@ -9,6 +9,7 @@ import jax.numpy as jnp
 
 from qdhuac.archives.common import admissible, empty, place
 from qdhuac.config import ArchiveConfig
+from qdhuac.errors import check_whole
 from qdhuac.types import Array, Individuals
 
 BLOCK = 512  # rows of the distance matrix held at once
@@ -70,7 +71,7 @@ class DominatedNoveltyArchive:
         block: rows of the distance matrix held at once; memory is O(N x block).
 
     Raises:
-        ValueError: one of them is below 1.
+        UserError: one of them is not a whole number from 1.
     """
 
     capacity: int
@@ -79,8 +80,7 @@ class DominatedNoveltyArchive:
 
     def __post_init__(self) -> None:
         for name in ("capacity", "neighbours", "block"):
-            if getattr(self, name) < 1:
-                raise ValueError(f"{name}={getattr(self, name)}: must be at least 1")
+            check_whole(name, getattr(self, name), 1)
 
     def init(self, example: Individuals) -> Individuals:
         """An empty archive for individuals shaped like those of `example`."""

@@ -14,6 +14,7 @@ import numpy as np
 
 from qdhuac.archives.common import admissible, empty, place
 from qdhuac.config import ArchiveConfig
+from qdhuac.errors import check_bounds, check_whole
 from qdhuac.types import Array, Individuals
 
 
@@ -36,7 +37,7 @@ class GridArchive:
             high: highest descriptor [D]; descriptors outside belong to the nearest cell.
 
         Raises:
-            ValueError: `capacity` is below 1, or a `low` is not below its `high`.
+            UserError: `capacity` is below 1, or a `low` is not below its `high`.
         """
         lower, upper = _bounds(capacity, low, high)
         resolution = round(capacity ** (1 / len(lower)))
@@ -125,12 +126,9 @@ def unit_centroids(cells: int, dimensions: int, seed: int, samples: int = 50_000
 
 
 def _bounds(capacity: int, low: Sequence[float], high: Sequence[float]) -> tuple[np.ndarray, np.ndarray]:
-    if capacity < 1:
-        raise ValueError(f"capacity={capacity}: must be at least 1")
-    lower, upper = np.asarray(low, np.float32), np.asarray(high, np.float32)
-    if lower.ndim != 1 or lower.size == 0 or lower.shape != upper.shape or not np.all(lower < upper):
-        raise ValueError(f"low={low!r}, high={high!r}: expected one low below one high for each descriptor dimension")
-    return lower, upper
+    check_whole("capacity", capacity, 1)
+    lower, upper = check_bounds("(low, high)", (low, high))
+    return np.asarray(lower, np.float32), np.asarray(upper, np.float32)
 
 
 def _scaled(unit: np.ndarray, low: np.ndarray, high: np.ndarray) -> np.ndarray:

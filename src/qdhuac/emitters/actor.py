@@ -10,6 +10,7 @@ import jax
 import jax.numpy as jnp
 
 from qdhuac.emitters.base import Offspring, Seen, Stateless, no_parents
+from qdhuac.errors import check_callable
 from qdhuac.types import Array, Genotype
 
 
@@ -19,6 +20,9 @@ class InjectedActor(Stateless):
 
     policy: Callable[[Any], Genotype]
     name: str = "actor"
+
+    def __post_init__(self) -> None:
+        check_callable("policy", self.policy)
 
     def ask(self, key: Array, state: tuple[()], seen: Seen, n: int) -> Offspring:
         """The actor, `n` times."""
@@ -37,6 +41,10 @@ class ExploringActor(Stateless):
     head: Callable[[Any], Any]
     name: str = "explore"
     archived: bool = False
+
+    def __post_init__(self) -> None:
+        check_callable("policy", self.policy)
+        check_callable("head", self.head)
 
     def ask(self, key: Array, state: tuple[()], seen: Seen, n: int) -> Offspring:
         """The actor with its log-std head, `n` times."""

@@ -13,6 +13,7 @@ import optax
 from qdhuac.archives.common import sample
 from qdhuac.config import ActorCriticEmitterConfig
 from qdhuac.emitters.base import Offspring, Seen, Stateless, descriptors, one_parent
+from qdhuac.errors import check_callable, check_has, check_number, check_whole
 from qdhuac.learning.policy import Policy
 from qdhuac.learning.replay import Replay
 from qdhuac.types import Array, Genotype
@@ -51,6 +52,14 @@ class GradientChildren(Stateless):
         batch_size, steps, rate = learner.config.batch_size, e.gradient_steps, e.gradient_learning_rate
         plain = cls(learner.value, learner.policy, replay, batch_size, steps, rate)
         return dataclasses.replace(plain, **changes)
+
+    def __post_init__(self) -> None:
+        check_callable("value", self.value)
+        check_has("policy", self.policy, "act")
+        check_has("replay", self.replay, "sample")
+        check_whole("batch_size", self.batch_size, 1)
+        check_whole("steps", self.steps, 1)
+        check_number("learning_rate", self.learning_rate, above=0)
 
     def ask(self, key: Array, state: tuple[()], seen: Seen, n: int) -> Offspring:
         """`n` children."""

@@ -10,6 +10,7 @@ import numpy as np
 from qdhuac.archives.common import sample
 from qdhuac.config import EmitterConfig
 from qdhuac.emitters.base import Offspring, Seen, Stateless
+from qdhuac.errors import check_number, check_whole
 from qdhuac.types import Array, Genotype
 
 
@@ -33,6 +34,11 @@ class IsoLine(Stateless):
     def of(cls, e: EmitterConfig) -> IsoLine:
         """The emitter of a configuration."""
         return cls(e.sigma_iso, e.sigma_line, e.tournament)
+
+    def __post_init__(self) -> None:
+        check_number("sigma_iso", self.sigma_iso, low=0)
+        check_number("sigma_line", self.sigma_line, low=0)
+        check_whole("tournament", self.tournament, 1)
 
     def ask(self, key: Array, state: tuple[()], seen: Seen, n: int) -> Offspring:
         """`n` children."""

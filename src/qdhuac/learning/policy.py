@@ -11,6 +11,7 @@ import math
 import jax
 import jax.numpy as jnp
 
+from qdhuac.errors import UserError, check_whole, shown
 from qdhuac.learning.run_policy import LOG_STD_RANGE
 from qdhuac.types import Array, Genotype
 
@@ -64,6 +65,15 @@ class Policy:
     obs_size: int
     action_size: int
     hidden: tuple[int, ...] = (256, 256)
+
+    def __post_init__(self) -> None:
+        check_whole("obs_size", self.obs_size, 1)
+        check_whole("action_size", self.action_size, 1)
+        if not isinstance(self.hidden, tuple | list):
+            raise UserError(f"hidden={shown(self.hidden)}: expected widths of hidden layers, such as (256, 256)")
+        for width in self.hidden:
+            check_whole("hidden", width, 1)
+        object.__setattr__(self, "hidden", tuple(self.hidden))
 
     def init(self, key: Array) -> Genotype:
         """Random parameters."""

@@ -14,6 +14,7 @@ import jax
 import jax.numpy as jnp
 
 from qdhuac.config import ReplayConfig
+from qdhuac.errors import check_number, check_whole
 from qdhuac.types import Array, Transition
 
 PRIORITY_EPSILON = 1e-6  # a transition without error can still be drawn
@@ -53,6 +54,12 @@ class Replay:
     exponent: float = 0.6
     beta: float = 0.0
     contacts: int = 0  # columns for foot contacts, which only some algorithms store
+
+    def __post_init__(self) -> None:
+        for name, low in {"capacity": 1, "obs_size": 1, "action_size": 1, "contacts": 0}.items():
+            check_whole(name, getattr(self, name), low)
+        for name in ("exponent", "beta"):
+            check_number(name, getattr(self, name), low=0)
 
     @classmethod
     def of(cls, config: ReplayConfig, obs_size: int, action_size: int, contacts: int = 0) -> Replay:

@@ -6,14 +6,13 @@ import dataclasses
 import os
 import warnings
 from collections.abc import Sequence
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from qdhuac.config import Config
 from qdhuac.environment import require
-from qdhuac.errors import UserError
+from qdhuac.errors import UserError, check_path
 from qdhuac.learning import run_policy
 from qdhuac.store import repertoire
 from qdhuac.store.run_folder import RunDir
@@ -161,6 +160,6 @@ def load(run_dir: str | os.PathLike[str]) -> Run:
 
 def load_run(run_dir: str | os.PathLike[str]) -> Run:
     """Read a run as `load` does, but leave the warnings in `folder.notes`."""
-    folder = RunDir.open(Path(run_dir))
+    folder = RunDir.open(check_path("run_dir", run_dir))
     config = folder.read_config()
     return Run(folder, config, *repertoire.find(folder))

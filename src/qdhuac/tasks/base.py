@@ -7,15 +7,18 @@ from __future__ import annotations
 
 import dataclasses
 import math
+from collections.abc import Sequence
 from typing import Any, NamedTuple, Protocol, runtime_checkable
 
 import numpy as np
 
-from qdhuac.errors import UserError
+from qdhuac.errors import UserError, check_bounds, check_flag, check_number, check_whole, shown
+from qdhuac.keys import check_choice
 from qdhuac.learning.policy import Policy
 from qdhuac.types import Array, Evaluation, Exploration, Genotype
 
-Bounds = tuple[tuple[float, ...], tuple[float, ...]]  # lowest and highest, one number per dimension
+AFTER_TERMINATION = ("reset", "stop")
+Bounds = tuple[Sequence[float], Sequence[float]]  # lowest and highest, one number per dimension
 
 
 @dataclasses.dataclass(frozen=True)
@@ -43,6 +46,23 @@ class TaskSpec:
     action_bounds: tuple[list[float], list[float]] | None = None
     takes_runs: bool = False
     labels: tuple[str, ...] = ()
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "descriptor_bounds", check_bounds("descriptor_bounds", self.descriptor_bounds))
+        check_whole("episode_length", self.episode_length, 1)
+        check_number("reward_offset", self.reward_offset)
+        try:
+            low, high = self.support
+            sound = (math.isnan(low) and math.isnan(high)) or -math.inf < low < high < math.inf
+        except (TypeError, ValueError):
+            sound = False
+        if not sound:
+            raise UserError(f"support={shown(self.support)}: expected (lowest, highest), finite, a low below a high")
+        check_choice("after_termination", self.after_termination, AFTER_TERMINATION)
+        check_flag("contacts", self.contacts)
+        check_flag("takes_runs", self.takes_runs)
+        if self.action_bounds is not None:
+            check_bounds("action_bounds", self.action_bounds, ordered=False)
 
     @property
     def descriptor_size(self) -> int:

@@ -3,49 +3,17 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from typing import Any
 
+import jax
+import jax.numpy as jnp
 import numpy as np
 
-from qdhuac.config import check_choice
-from qdhuac.errors import UserError
+from qdhuac.errors import UserError, shown
+from qdhuac.learning.policy import Policy
 from qdhuac.tasks.base import Bounds, Task, TaskSpec
-from qdhuac.tasks.rollout import AFTER_TERMINATION
 from qdhuac.types import Array, Evaluation, Exploration, Genotype
-
-
-def check_options(
-    descriptor_bounds: tuple[Sequence[float], Sequence[float]],
-    episode_length: int,
-    after_termination: str,
-    support: tuple[float, float],
-    hidden: Sequence[int],
-) -> Bounds:
-    """The bounds as numbers, if these options make sense."""
-    check_choice("after_termination", after_termination, AFTER_TERMINATION)
-    low, high = _pair("descriptor_bounds", descriptor_bounds, "(lowest, highest), each with a number per dimension")
-    if low.ndim != 1 or not low.size or not np.all(low < high):
-        raise UserError(f"descriptor_bounds={descriptor_bounds}: expected a low below a high for each dimension")
-    worst, best = _pair("support", support, "(lowest, highest)")
-    if worst.ndim or not worst < best:
-        raise UserError(f"support={support}: expected a low below a high")
-    if type(episode_length) is not int or episode_length < 1:
-        raise UserError(f"episode_length={episode_length!r}: must be a whole number from 1")
-    if not isinstance(hidden, Sequence) or not hidden or not all(type(n) is int and n > 0 for n in hidden):
-        raise UserError(f"hidden={hidden!r}: expected the widths of the hidden layers, such as (256, 256)")
-    return tuple(low.tolist()), tuple(high.tolist())
-
-
-def _pair(name: str, value: Any, expected: str) -> tuple[np.ndarray, np.ndarray]:
-    """Two arrays of finite numbers, of the same shape."""
-    try:
-        low, high = (np.asarray(part, float) for part in value)
-    except (TypeError, ValueError):
-        raise UserError(f"{name}={value!r}: expected {expected}") from None
-    if low.shape != high.shape or not (np.isfinite(low).all() and np.isfinite(high).all()):
-        raise UserError(f"{name}={value!r}: expected {expected}, all of them finite")
-    return low, high
 
 
 def check_shape(name: str, shape: tuple[int, ...], bounds: Bounds) -> None:
@@ -74,6 +42,33 @@ def check_inside(descriptors: np.ndarray, bounds: Bounds) -> None:
         raise UserError(f"descriptor of individual {i}: {found} is outside of its bounds {bounds[0]} to {bounds[1]}")
 
 
+def check_results(descriptor_size: int, size: int, evaluation: Evaluation) -> None:
+    """Raise UserError for results of a wrong shape, before anything is computed."""
+    if not isinstance(evaluation, Evaluation):
+        raise UserError(f"evaluate: expected an Evaluation, got {shown(evaluation)}")
+    for name, rest in {"fitness": (), "steps": (), "descriptor": (descriptor_size,)}.items():
+        check_array(name, getattr(evaluation, name), (size, *rest))
+    if evaluation.transitions is not None and evaluation.valid is None:
+        raise UserError("valid: missing; expected which steps of each episode were simulated [B, T]")
+
+
+def check_array(name: str, array: Array | None, wanted: tuple[int, ...]) -> None:
+    """Refuse what is not an array of that shape."""
+    shape = None if array is None or isinstance(array, str) else jnp.shape(array)
+    if shape != wanted:
+        raise UserError(f"{name}: expected shape {wanted}, got {shape}")
+
+
+def check_task(task: Any) -> None:
+    """Refuse what is not a task."""
+    if isinstance(task, type) or not (isinstance(task, Task) and isinstance(task.spec, TaskSpec)):
+        raise UserError(
+            f"task: expected an object with a `spec` (a TaskSpec), a `policy` and `evaluate`, got {shown(task)}"
+        )
+    if not (task.policy is None or isinstance(task.policy, Policy)):
+        raise UserError(f"task.policy: expected a Policy or None, got {shown(task.policy)}")
+
+
 class Watched:
     """A task whose descriptors are checked: one outside of its bounds would end up in the archive."""
 
@@ -83,6 +78,7 @@ class Watched:
     def evaluate(self, genotypes: Genotype, key: Array, exploration: Exploration | None = None) -> Evaluation:
         """As the task does, or a refusal."""
         found = self._task.evaluate(genotypes, key, exploration)
+        check_results(self.spec.descriptor_size, len(jax.tree.leaves(genotypes)[0]), found)
         check_inside(np.asarray(found.descriptor), self.spec.descriptor_bounds)
         return found
 
@@ -90,7 +86,6 @@ class Watched:
 @contextlib.contextmanager
 def watched(task: Any) -> Iterator[Watched]:
     """The user's task with its descriptors checked; what it holds is given back at the end if it is a context."""
-    if not (isinstance(task, Task) and isinstance(task.spec, TaskSpec)):
-        raise UserError(f"task: expected an object with a `spec` (a TaskSpec), a `policy` and `evaluate`, got {task!r}")
+    check_task(task)
     with task if isinstance(task, contextlib.AbstractContextManager) else contextlib.nullcontext():
         yield Watched(task)

@@ -6,22 +6,20 @@ a batch. The result does not depend on the number of processes.
 
 from __future__ import annotations
 
-import multiprocessing
+import dataclasses
 import os
 from collections.abc import Callable, Sequence
-from concurrent.futures import ProcessPoolExecutor
-from concurrent.futures.process import BrokenProcessPool
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
-from qdhuac.errors import RunFailed, UserError
+from qdhuac.errors import UserError, check_callable, check_number, check_whole
 from qdhuac.learning.policy import Policy
 from qdhuac.learning.run_policy import act, layers_of
 from qdhuac.tasks import checks as own
-from qdhuac.tasks import gym_worker
+from qdhuac.tasks import gym_pool, gym_worker
 from qdhuac.tasks.base import TaskSpec, Trajectory
 from qdhuac.tasks.gym_worker import Features, Make, Rows, Simulator
 from qdhuac.types import Array, Evaluation, Exploration, Genotype, Transition
@@ -38,14 +36,16 @@ class GymnasiumTask:
     """A `Task`. `make` is the name of an environment or a function that makes one.
 
     `features(env)` is called after each step with the unwrapped environment and gives a list of numbers;
-    `describe(features)` makes the descriptor from those of the first episode [T, F]. Both, and `make`, must be
-    functions of a module, as other processes call them.
+    `describe(features)` makes the descriptor from those of the first episode [T, F]. `make` and `features` must be
+    functions of a module, as other processes call them. There are `workers` processes, by default one per core; 0: the
+    episodes are simulated in this process. An episode that takes longer than `deadline` seconds in another process ends
+    the run with an error.
     """
 
     def __init__(
         self,
         make: Make,
-        features: Features | None = None,
+        features: Features,
         *,
         descriptor_bounds: tuple[Sequence[float], Sequence[float]],
         support: tuple[float, float],
@@ -56,21 +56,18 @@ class GymnasiumTask:
         hidden: tuple[int, ...] = (256, 256),
         store_contacts: bool = False,
         workers: int | None = None,
+        deadline: float = 600.0,
     ) -> None:
-        bounds = own.check_options(descriptor_bounds, episode_length, after_termination, support, hidden)
-        if not callable(features):
-            raise UserError("features: missing; give a function from the environment to what the descriptor is made of")
-        if not callable(describe):
-            raise UserError("describe: missing; give a function from the features of an episode to the descriptor")
-        if workers is not None and (type(workers) is not int or workers < 1):
-            raise UserError(f"workers={workers!r}: expected a whole number from 1")
+        spec = TaskSpec(descriptor_bounds, episode_length, reward_offset, support, after_termination, store_contacts)
+        if not isinstance(make, str):
+            check_callable("make", make)
+        check_callable("features", features)
+        check_callable("describe", describe)
+        check_whole("workers", 0 if workers is None else workers, 0)
+        check_number("deadline", deadline, above=0)
         self.describe = describe
-        self._bounds, self._make, self._features = bounds, make, features
-        self._workers = workers if workers is not None else len(os.sched_getaffinity(0))
-        self._pool: ProcessPoolExecutor | None = None
-        for name, function in (("make", make), ("features", features)):
-            if self._workers > 1 and "<" in getattr(function, "__qualname__", ""):
-                raise UserError(f"{name}: other processes cannot call a lambda or a local function; or set workers=1")
+        self._bounds = bounds = spec.descriptor_bounds
+        self._pool = _pool(make, features, workers, deadline)
         # What is wrong is told here and now, by an environment in this process.
         self._local = Simulator(make, features)
         self._local.reset(0)
@@ -79,23 +76,15 @@ class GymnasiumTask:
         if store_contacts:
             own.check_contacts(len(seen), bounds)
         space = self._local.env.action_space
-        self.policy = Policy(self._local.obs_size, self._local.action_size, tuple(hidden))
-        self.spec = TaskSpec(
-            bounds,
-            episode_length,
-            reward_offset,
-            support,
-            after_termination,
-            store_contacts,
-            action_bounds=(space.low.tolist(), space.high.tolist()),
-        )
+        self.policy = Policy(self._local.obs_size, self._local.action_size, hidden)
+        self.spec = dataclasses.replace(spec, action_bounds=(space.low.tolist(), space.high.tolist()))
 
     def evaluate(self, genotypes: Genotype, key: Array, exploration: Exploration | None = None) -> Evaluation:
         """One evaluation of each genotype."""
         genotypes, exploration = jax.tree.map(np.asarray, (genotypes, exploration))
         layers, batch = layers_of(genotypes), len(jax.tree.leaves(genotypes)[0])
         seeds = np.asarray(jax.random.randint(key, (batch,), 0, 2**31 - 1))
-        jobs = []
+        jobs: list[Any] = []
         for i in range(batch):
             head = None
             if exploration is not None and exploration.active[i]:
@@ -103,7 +92,10 @@ class GymnasiumTask:
             network = [(kernel[i], bias[i]) for kernel, bias in layers]
             stop = self.spec.after_termination == "stop"
             jobs.append((network, head, int(seeds[i]), self.spec.episode_length, stop))
-        found = self._simulate(jobs)
+        if self._pool is None:
+            found = [gym_worker.episode(self._local, *job) for job in jobs]
+        else:
+            found = self._pool.run([gym_worker.request(*job) for job in jobs])
         rows = Rows(*(np.stack(column) for column in zip(*found, strict=True)))
         descriptor = np.stack(
             [self._descriptor(r.features[r.living], f"of individual {i}") for i, r in enumerate(found)]
@@ -151,34 +143,28 @@ class GymnasiumTask:
     def close(self) -> None:
         """End the processes."""
         if self._pool is not None:
-            self._pool.shutdown(cancel_futures=True)
-            self._pool = None
-
-    def _simulate(self, jobs: list[Any]) -> list[Rows]:
-        if self._workers < 2:
-            return [gym_worker.episode(self._local, *job) for job in jobs]
-        if self._pool is None:
-            # Not forked: a copy of a process in which JAX has threads may hang.
-            self._pool = ProcessPoolExecutor(
-                self._workers,
-                multiprocessing.get_context("spawn"),
-                initializer=gym_worker.start,
-                initargs=(self._make, self._features),
-            )
-        try:
-            return list(self._pool.map(gym_worker.work, *zip(*jobs, strict=True)))
-        except BrokenProcessPool:
-            self._pool = None
-            raise RunFailed(
-                "a process that simulates has died; the environment crashed, or `make` or `features` is not a "
-                "function of a module, or the script lacks: if __name__ == '__main__'"
-            ) from None
+            self._pool.close()
 
     def _descriptor(self, features: np.ndarray, whose: str) -> np.ndarray:
         """What `describe` makes of the features; refused if it is not a descriptor."""
         found = np.asarray(self.describe(features), np.float32)
         own.check_shape(f"descriptor {whose}", found.shape, self._bounds)
         return found
+
+
+def _pool(make: Make, features: Features, workers: int | None, deadline: float) -> gym_pool.Pool | None:
+    """The processes; None if there are to be none, or by default for functions of a notebook."""
+    functions: dict[str, Callable[..., Any]] = {"features": features}
+    if not isinstance(make, str):
+        functions["make"] = make
+    if workers is None and any(map(gym_pool.only_here, functions.values())):
+        workers = 0
+    if workers == 0:
+        return None
+    places = {name: gym_pool.place(name, function) for name, function in functions.items()}
+    wanted = {"make": make, "script": gym_pool.script(), **places}
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    return gym_pool.Pool(wanted, workers or cores, deadline)
 
 
 def _seconds_per_step(env: Any, model: Any) -> float:

@@ -2,11 +2,25 @@
 
 from __future__ import annotations
 
+import contextlib
+import ctypes
+import functools
+import importlib
+import json
+import os
+import queue
+import resource
+import runpy
 import signal
-from collections.abc import Callable, Sequence
+import sys
+import threading
+import traceback
+from collections.abc import Callable, Mapping, Sequence
+from multiprocessing.connection import Connection
 from typing import Any, NamedTuple
 
 import numpy as np
+from safetensors.numpy import load, save
 
 from qdhuac.environment import require
 from qdhuac.errors import UserError
@@ -34,7 +48,7 @@ class Simulator:
     """An environment, the user's features of it, and its spaces, which are checked."""
 
     def __init__(self, make: Make, features: Features) -> None:
-        self.env = require("gymnasium", "gymnasium").make(make) if isinstance(make, str) else make()
+        self.env = _named(make) if isinstance(make, str) else make()
         self.features = features
         self._features: int | None = None  # how many there are
         observed, acted = self.env.observation_space, self.env.action_space
@@ -86,6 +100,15 @@ class Simulator:
         return found
 
 
+def _named(name: str) -> Any:
+    """The environment of Gymnasium with this name."""
+    gymnasium = require("gymnasium", "gymnasium")
+    try:
+        return gymnasium.make(name)
+    except (gymnasium.error.Error, ImportError) as error:
+        raise UserError(f"make={name!r}: {error}") from None
+
+
 def episode(
     simulator: Simulator, layers: Layers, head: tuple[np.ndarray, np.ndarray] | None, seed: int, length: int, stop: bool
 ) -> Rows:
@@ -126,17 +149,79 @@ def _act(layers: Layers, head: tuple[np.ndarray, np.ndarray] | None, obs: np.nda
     return np.tanh(mean + np.exp(log_std) * random.standard_normal(mean.shape, np.float32))
 
 
-_simulator: Simulator | None = None
+# The process. It gets what to make as JSON, then a message of arrays per episode, and answers each message.
+
+DONE, MISTAKE, FAILURE = b"d", b"m", b"f"  # the first byte of an answer; after a failure JSON of an error, a traceback
 
 
-def start(make: Make, features: Features) -> None:
-    """Called once in each process."""
-    global _simulator
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C goes to all; who asked for the episodes decides
-    _simulator = Simulator(make, features)
+def serve(number: int, dies_with_parent: bool) -> None:
+    """Answer the messages of the connection with file number `number` until it ends."""
+    if dies_with_parent and sys.platform == "linux":
+        ctypes.CDLL(None).prctl(1, signal.SIGKILL)  # PR_SET_PDEATHSIG: even if an environment never lets Python run
+    connection, messages = Connection(number), queue.SimpleQueue[bytes]()
+
+    def listen() -> None:
+        # In a thread, as an environment that hangs must end with those who wait for it, on every system.
+        try:
+            while True:
+                messages.put(connection.recv_bytes())
+        except (EOFError, OSError):
+            os._exit(1)
+
+    threading.Thread(target=listen, daemon=True).start()
+    simulator: Simulator | None = None
+    while True:
+        message = messages.get()
+        try:
+            if simulator is None:
+                simulator, answer = _made(json.loads(message)), b""
+            else:
+                answer = pack({**episode(simulator, *_unpacked(message))._asdict(), "memory": np.int64(_memory())})
+            connection.send_bytes(DONE + answer)
+        except UserError as error:
+            connection.send_bytes(MISTAKE + str(error).encode())
+        except BaseException as error:  # SystemExit too
+            text = f"sys.exit({error})" if isinstance(error, SystemExit) else f"{type(error).__name__}: {error}"
+            connection.send_bytes(FAILURE + json.dumps([text, traceback.format_exc()]).encode())
 
 
-def work(*arguments: Any) -> Rows:
-    """An episode in this process's own environment."""
-    assert _simulator is not None
-    return episode(_simulator, *arguments)
+def pack(arrays: Mapping[str, Any]) -> bytes:
+    """A message of named arrays and numbers."""
+    return save({name: np.asarray(array, order="C") for name, array in arrays.items()})
+
+
+def request(layers: Layers, head: tuple[np.ndarray, np.ndarray] | None, *rest: int) -> bytes:
+    """The message that asks for an episode, with the arguments of `episode` after the simulator."""
+    pairs = [*layers, *([head] if head else [])]
+    arrays = {f"{i:03}{name}": x for i, pair in enumerate(pairs) for name, x in zip("kb", pair, strict=True)}
+    return pack({**arrays, "rest": np.array([bool(head), *rest], np.int64)})
+
+
+def _unpacked(message: bytes) -> tuple[Any, ...]:
+    arrays = load(message)
+    explores, seed, length, stop = arrays.pop("rest").tolist()
+    named = [arrays[name] for name in sorted(arrays, key=lambda name: (name[:3], name[3] == "b"))]
+    pairs = list(zip(named[::2], named[1::2], strict=True))
+    head = pairs.pop() if explores else None
+    return pairs, head, seed, length, bool(stop)
+
+
+def _made(wanted: dict[str, Any]) -> Simulator:
+    """The environment and its features; `wanted` says where other processes find them."""
+    made, script = wanted["make"], functools.cache(lambda: runpy.run_path(wanted["script"], run_name="__mp_main__"))
+
+    def function(module: str, name: str) -> Any:
+        scope = script() if module == "__main__" else vars(importlib.import_module(module))
+        first, *rest = name.split(".")
+        return functools.reduce(getattr, rest, scope[first])
+
+    if isinstance(made, str) and wanted["script"] and made not in require("gymnasium", "gymnasium").registry:
+        script()  # which may register it
+    return Simulator(made if isinstance(made, str) else function(*made), function(*wanted["features"]))
+
+
+def _memory() -> int:
+    """The memory that this process has, in bytes; where the system does not say, the most that it has had."""
+    with contextlib.suppress(OSError), open("/proc/self/statm", encoding="ascii") as file:
+        return int(file.read().split()[1]) * resource.getpagesize()
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss  # macOS counts in bytes

@@ -12,7 +12,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from qdhuac.errors import UserError
+from qdhuac.errors import UserError, check_callable, check_flag, check_has
 from qdhuac.learning.policy import Policy
 from qdhuac.tasks import checks as own
 from qdhuac.tasks.base import TaskSpec, Trajectory
@@ -31,7 +31,7 @@ class PlaygroundTask:
     def __init__(
         self,
         env: Any,
-        features: Callable[[Any], Array] | None = None,
+        features: Callable[[Any], Array],
         *,
         descriptor_bounds: tuple[Sequence[float], Sequence[float]],
         support: tuple[float, float],
@@ -43,18 +43,19 @@ class PlaygroundTask:
         hidden: tuple[int, ...] = (256, 256),
         store_contacts: bool = False,
     ) -> None:
-        bounds = own.check_options(descriptor_bounds, episode_length, after_termination, support, hidden)
-        if not callable(features):
-            raise UserError("features: missing; expected a function from a state to the numbers of the descriptor")
-        self.spec = TaskSpec(
-            bounds, episode_length, reward_offset, support, after_termination, store_contacts, takes_runs=True
-        )
+        facts = (descriptor_bounds, episode_length, reward_offset, support, after_termination, store_contacts)
+        self.spec = TaskSpec(*facts, takes_runs=True)
+        bounds = self.spec.descriptor_bounds
+        check_has("env", env, "reset", "step", "action_size")
+        check_callable("features", features)
+        check_callable("describe", describe)
+        check_flag("can_terminate", can_terminate)
         self.env = Flat(env)
         # Shapes alone: nothing is simulated or compiled yet.
         first = jax.eval_shape(self.env.reset, jax.random.key(0))
         if first.obs.ndim != 1:
             raise UserError(f"observation: expected a list of numbers, got shape {first.obs.shape}")
-        self.policy = Policy(int(first.obs.shape[0]), int(env.action_size), tuple(hidden))
+        self.policy = Policy(int(first.obs.shape[0]), int(env.action_size), hidden)
         seen = jax.eval_shape(features, first.state)
         if not hasattr(seen, "ndim") or seen.ndim != 1:
             raise UserError(f"features: expected an array of one dimension, got {seen}")

@@ -16,9 +16,8 @@ import jax.numpy as jnp
 from qdhuac.errors import UserError
 from qdhuac.learning.policy import Policy
 from qdhuac.sharding import count, each, mine
+from qdhuac.tasks.base import AFTER_TERMINATION
 from qdhuac.types import Array, Evaluation, Exploration, Genotype, Transition
-
-AFTER_TERMINATION = ("reset", "stop")
 
 
 class Environment(Protocol):

@@ -15,7 +15,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from qdhuac.config import Config
+from qdhuac.config import OWN, Config
 from qdhuac.errors import RunFailed, UserError
 from qdhuac.store.arrays import flatten, unflatten
 from qdhuac.store.run_folder import RunDir
@@ -89,6 +89,9 @@ class Trainer:
 
         Returns:
             True, or False if the runs were stopped before.
+
+        Raises:
+            RunFailed: the runs have reached their goal, but a run has an empty archive.
         """
         for recorder in self.recorders:
             recorder.start_clock()
@@ -101,7 +104,12 @@ class Trainer:
             self._save_if_due()
         self.progress.phase("saving")
         self.save()
-        return not self._unfinished()
+        finished = not self._unfinished()
+        fitness = np.asarray(self.state.algorithm.archive.fitness)
+        for i, recorder in enumerate(self.recorders if finished else ()):
+            if not np.isfinite(self._one(fitness, i)).any():
+                raise RunFailed(f"{recorder.folder.path}: nothing was ever archived; {recorder.failures}")
+        return finished
 
     def save(self) -> None:
         """Write a checkpoint of each run that has changed since its last one."""
@@ -122,7 +130,7 @@ class Trainer:
             return False
         with self._timed("evaluate", times):
             evaluation = self._evaluate(emission, keys)
-        if self._stopped():
+        if self._stopped() or evaluation is None:
             return False
         with self._timed("tell", times):
             self.state, metrics, told = self._tell(self.state, emission, evaluation)
@@ -131,25 +139,40 @@ class Trainer:
             recorder.told(self._one(metrics, i), self._one(told, i), dict(times))
         return True
 
-    def _evaluate(self, emission: Emission, keys: Any) -> Evaluation:
-        """Evaluate the genotypes of each run. If that raises an exception, the runs are saved first."""
-        genotypes, exploration, runs = emission.genotypes, emission.exploration, range(len(self.recorders))
+    def _evaluate(self, emission: Emission, keys: Any) -> Evaluation | None:
+        """Evaluate the genotypes of each run; None after a stop. If it fails, the runs are saved first."""
+        alone = jax.process_count() == 1
+        own = alone and self.recorders[0].config.task.name == OWN
         try:
-            if not self._several:
-                found = self.task.evaluate(genotypes, keys, exploration)
-            elif self.task.spec.takes_runs:
-                # One batch, because under vmap both branches of a rollout would be computed at every step.
-                flat = jax.tree.map(lambda x: x.reshape(-1, *x.shape[2:]), (genotypes, exploration))
-                found = self.task.evaluate(flat[0], keys, flat[1])
-                found = jax.tree.map(lambda x: x.reshape(len(runs), -1, *x.shape[1:]), found)
-            else:
-                each = [self.task.evaluate(*(self._one(x, i) for x in (genotypes, keys, exploration))) for i in runs]
-                found = self._joined(each)
-            return jax.block_until_ready(distributed.of_leader(found))
-        except Exception:
-            if jax.process_count() == 1 and any(recorder.counters.generation for recorder in self.recorders):
+            if not own:
+                return self._simulate(emission, keys)
+            return self.stop.interruptible(lambda: self._simulate(emission, keys), self._rescue)
+        except (Exception, SystemExit) as error:
+            if alone and any(recorder.counters.generation for recorder in self.recorders):
                 self.save()
+            if isinstance(error, SystemExit):
+                raise RunFailed(f"the task called sys.exit({error})") from None
             raise
+
+    def _simulate(self, emission: Emission, keys: Any) -> Evaluation:
+        genotypes, exploration, runs = emission.genotypes, emission.exploration, range(len(self.recorders))
+        if not self._several:
+            found = self.task.evaluate(genotypes, keys, exploration)
+        elif self.task.spec.takes_runs:
+            # One batch, because under vmap both branches of a rollout would be computed at every step.
+            flat = jax.tree.map(lambda x: x.reshape(-1, *x.shape[2:]), (genotypes, exploration))
+            found = self.task.evaluate(flat[0], keys, flat[1])
+            found = jax.tree.map(lambda x: x.reshape(len(runs), -1, *x.shape[1:]), found)
+        else:
+            each = [self.task.evaluate(*(self._one(x, i) for x in (genotypes, keys, exploration))) for i in runs]
+            found = self._joined(each)
+        return jax.block_until_ready(distributed.of_leader(found))
+
+    def _rescue(self) -> None:
+        """Save while the task hangs: the states do not change before its results are told."""
+        self.save()
+        self.progress.close()
+        print("saved; the task does not return, so the process ends", flush=True)
 
     def _learn_what_is_owed(self, going: Sequence[tuple[int, Recorder]]) -> bool:
         """Make the updates of the generation in chunks. False if a stop signal came before the last one."""

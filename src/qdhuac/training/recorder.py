@@ -125,8 +125,7 @@ class Recorder:
             **{name: total if total is None else total / pending.learnt for name, total in pending.means.items()},
             **pending.sums,
         }
-        if pending.learnt:
-            line |= self._check_health(line)
+        line |= self._check_health(line, pending.learnt)
         with self._writing("write metrics"):
             self.folder.append_metrics(line)
         if self.log:
@@ -179,16 +178,19 @@ class Recorder:
     @property
     def too_many_failures(self) -> str:
         """The error of a run that has exceeded its budget of failures, with their main source; else empty."""
+        return self.failures if sum(self.counters.failures.values()) > self.config.run.failure_budget else ""
+
+    @property
+    def failures(self) -> str:
+        """How many evaluations and updates were rejected, and their main source."""
         counts, budget = self.counters.failures, self.config.run.failure_budget
-        if (total := sum(counts.values())) <= budget:
-            return ""
-        worst = max(counts, key=counts.__getitem__)
-        bad = f"{total} evaluations or updates were not finite (run.failure_budget={budget})"
-        return f"{bad}, most of them in: {worst} ({counts[worst]})"
+        worst = max(counts, key=counts.__getitem__, default="none")
+        bad = f"{sum(counts.values())} evaluations or updates were not finite (run.failure_budget={budget})"
+        return f"{bad}, most of them in: {worst} ({counts.get(worst, 0)})"
 
     @property
     def warnings(self) -> list[str]:
-        """Summaries of the learner's symptoms, for the end of the run."""
+        """Summaries of the symptoms, for the end of the run."""
         return [
             f"in {w['generations']} of {self.counters.generation} generations, first in {w['first']}: {w['last']}"
             for w in self.counters.warnings.values()
@@ -200,16 +202,16 @@ class Recorder:
             if n:
                 counts[source] = counts.get(source, 0) + int(n)
 
-    def _check_health(self, line: dict[str, Any]) -> dict[str, int]:
-        """Check for divergence, and warn once per symptom. Returns the metrics `warning_...`."""
-        found = symptoms(line, *self._algorithm.value_range)
+    def _check_health(self, line: dict[str, Any], updates: int) -> dict[str, int]:
+        """Check for symptoms, and warn once of each. Returns the metrics `warning_...` of the learner."""
+        found = symptoms(line, *self._algorithm.value_range, updates)
         for name, text in found.items():
             if name not in self.counters.warnings:
                 self.counters.warnings[name] = {"first": line["generation"], "generations": 0}
                 self._warn(f"generation {line['generation']}: {text}")
             self.counters.warnings[name]["generations"] += 1
             self.counters.warnings[name]["last"] = text
-        return {f"warning_{name}": int(name in found) for name in ("values", "gradients")}
+        return {f"warning_{name}": int(name in found) for name in ("values", "gradients")} if updates else {}
 
     def _tick(self) -> None:
         now = time.monotonic()

@@ -9,9 +9,15 @@ import stat
 import sys
 import threading
 from collections.abc import Callable
-from typing import Any
+from typing import Any, TypeVar
 
 SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+T = TypeVar("T")
+PATIENCE = 5.0  # seconds that code of the user's has to notice a signal
+
+
+class Stopped(BaseException):
+    """Raised in code of the user's at a signal."""
 
 
 class Stop:
@@ -28,6 +34,8 @@ class Stop:
         self._previous: dict[int, Any] = {}
         self._wakeup = -1
         self._writer: socket.socket | None = None
+        self._rescue: Callable[[], None] | None = None
+        self._leaving, self._heard = threading.Lock(), threading.Event()
 
     def __bool__(self) -> bool:
         return self.signal is not None or self.elsewhere is not None
@@ -46,6 +54,40 @@ class Stop:
             os._exit(128 + number)
         self.signal = number
         self._on_stop()
+        self._heard.set()
+        if self._rescue is not None:
+            threading.Timer(PATIENCE, self._give_up).start()
+
+    def interruptible(self, call: Callable[[], T], rescue: Callable[[], None]) -> T | None:
+        """The result of `call`, code of the user's that may never return; None if a signal has ended it.
+
+        If it goes on all the same, since Python runs no handler while other code hangs, `rescue` is called in another
+        thread and the process ends.
+        """
+        try:
+            self._rescue = rescue
+            try:
+                return None if self else call()
+            finally:
+                self._rescue = None
+        except Stopped:
+            self._heard.wait()  # the other thread may be later than the handler
+            return None
+        finally:
+            with self._leaving:  # not while the rescue is at work
+                pass
+
+    def _give_up(self) -> None:
+        with self._leaving:
+            if self._rescue is not None:
+                try:
+                    self._rescue()
+                finally:
+                    os._exit(self.exit_code)
+
+    def _interrupt(self, *_: object) -> None:
+        if self._rescue is not None:
+            raise Stopped
 
     def __enter__(self) -> Stop:
         if threading.current_thread() is not threading.main_thread():
@@ -54,7 +96,7 @@ class Stop:
         self._writer.setblocking(False)
         for number in SIGNALS:
             if number != signal.SIGHUP or signal.getsignal(number) is not signal.SIG_IGN:  # as under nohup
-                self._previous[number] = signal.signal(number, lambda *_: None)
+                self._previous[number] = signal.signal(number, self._interrupt)
         self._wakeup = signal.set_wakeup_fd(self._writer.fileno(), warn_on_full_buffer=False)
         threading.Thread(target=self._listen, args=(reader,), name="qdhuac-signals", daemon=True).start()
         return self
