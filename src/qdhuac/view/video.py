@@ -15,12 +15,12 @@ from typing import Any
 import numpy as np
 
 from qdhuac.environment import require
-from qdhuac.errors import RunFailed, UserError
+from qdhuac.errors import RunFailed, UserError, os_errors_as
 from qdhuac.files import replace_file
 from qdhuac.store import repertoire
 from qdhuac.store.run import Policy, Run
 from qdhuac.store.run_folder import REPERTOIRE
-from qdhuac.tasks.base import Viewable
+from qdhuac.tasks.base import Trajectory, Viewable
 
 LIBRARIES = {"egl": "libEGL.so.1", "osmesa": "libOSMesa.so.8", "glfw": "libGL.so.1"}
 PACKAGES = "EGL (libEGL.so.1; Debian: libegl1 and libgl1-mesa-dri) or OSMesa (libOSMesa.so.8; Debian: libosmesa6)"
@@ -50,7 +50,7 @@ def check_output(path: Path) -> None:
 
 
 def frames(model: Any, qpos: np.ndarray, width: int, height: int) -> Iterator[np.ndarray]:
-    """A picture [height, width, 3] of each pose, from the side. The camera follows the robot."""
+    """A picture [height, width, 3] of each pose: from the model's first camera, or one that follows the robot."""
     import mujoco
 
     model.vis.global_.offwidth, model.vis.global_.offheight = width, height
@@ -62,10 +62,7 @@ def frames(model: Any, qpos: np.ndarray, width: int, height: int) -> Iterator[np
             f"{os.environ.get('MUJOCO_GL')} cannot draw here ({type(error).__name__}: {error}); install {PACKAGES}"
         ) from None
     with renderer:
-        camera = mujoco.MjvCamera()
-        camera.type = mujoco.mjtCamera.mjCAMERA_TRACKING
-        camera.trackbodyid = 1
-        camera.distance, camera.azimuth, camera.elevation = 4.0, 90.0, -12.0
+        camera = _camera(model)
         for costly in (mujoco.mjtRndFlag.mjRND_SHADOW, mujoco.mjtRndFlag.mjRND_REFLECTION):
             renderer.scene.flags[costly] = False
         for pose in qpos:
@@ -73,6 +70,24 @@ def frames(model: Any, qpos: np.ndarray, width: int, height: int) -> Iterator[np
             mujoco.mj_forward(model, data)
             renderer.update_scene(data, camera)
             yield renderer.render()
+
+
+def _camera(model: Any) -> Any:
+    """The model's first camera, or one at the side that follows the robot, as far off as it is large."""
+    import mujoco
+
+    camera = mujoco.MjvCamera()
+    if model.ncam:
+        camera.type, camera.fixedcamid = mujoco.mjtCamera.mjCAMERA_FIXED, 0
+        return camera
+    data = mujoco.MjData(model)
+    mujoco.mj_forward(model, data)
+    mine = np.flatnonzero(model.body_rootid[model.geom_bodyid] == model.body_rootid[1])
+    far = np.linalg.norm(data.geom_xpos[mine] - data.xpos[1], axis=1) + model.geom_rbound[mine]
+    camera.type, camera.trackbodyid = mujoco.mjtCamera.mjCAMERA_TRACKING, 1
+    camera.distance = 3.3 * max(far, default=1.0)
+    camera.azimuth, camera.elevation = 90.0, -20.0
+    return camera
 
 
 def every(dt: float, most_fps: float) -> int:
@@ -107,6 +122,17 @@ def mp4(pictures: Iterator[np.ndarray], seconds_per_frame: float) -> bytes:
         return path.read_bytes()
 
 
+def strip(model: Any, trajectory: Trajectory, output: Path, pictures: int = 6) -> None:
+    """Draw pictures of an episode beside each other into a PNG file."""
+    image = require("PIL.Image", "view")
+    poses = trajectory.qpos[np.isfinite(trajectory.qpos).all(axis=1)]
+    chosen = poses[np.linspace(0, len(poses) - 1, pictures).astype(int)]
+    stream = io.BytesIO()
+    image.fromarray(np.hstack(list(frames(model, chosen, 240, 240)))).quantize(128).save(stream, "PNG", optimize=True)
+    with os_errors_as(RunFailed, f"{output}: cannot be written"):
+        replace_file(output, stream.getvalue())
+
+
 def render(task: Viewable, run: Run, policy: Policy, output: Path, seed: int = 0, seconds: float | None = None) -> str:
     """Film an episode of a policy, or its first seconds.
 
@@ -131,10 +157,8 @@ def render(task: Viewable, run: Run, policy: Policy, output: Path, seed: int = 0
     encode, fps, width, height = (gif, 20, 320, 240) if output.suffix.lower() == ".gif" else (mp4, 50, 640, 480)
     stride = every(shown.dt, fps)
     video = encode(frames(task.model, shown.qpos[:end:stride], width, height), stride * shown.dt)
-    try:
+    with os_errors_as(RunFailed, f"{output}: cannot be written"):
         replace_file(output, video)
-    except OSError as error:
-        raise RunFailed(f"{output}: cannot be written ({error.strerror or error})") from None
     return (
         f"individual {policy.index} of {len(run)}: stored fitness {policy.fitness:.1f}, here "
         f"{shown.reward.sum():.1f} in {len(shown.reward)} steps"
