@@ -8,7 +8,7 @@ import pytest
 import tomli_w
 
 from qdhuac.errors import UserError
-from qdhuac.tasks import model, task_file
+from qdhuac.tasks import bundle, model, task_file
 
 MODEL = """<mujoco>
   <worldbody>
@@ -57,6 +57,7 @@ posture = [
 
 def built(path):
     """What every command does with a task file before it simulates anything."""
+    bundle.collect(path)
     found = task_file.read(path)
     loaded = model.load(found)
     for name in found.descriptors:
@@ -191,6 +192,7 @@ BROKEN_MODELS = (
     lambda text: "\0" * 100,
     lambda text: "not xml",
     lambda text: "<html/>",
+    lambda text: '<!DOCTYPE m [<!ENTITY a "aaaa"><!ENTITY b "&a;&a;">]>' + text.replace('"trunk"', '"&b;"'),
     lambda text: text.replace("capsule", "banana"),
     lambda text: text.replace('joint="hip"', 'joint="knee"'),
     lambda text: text.replace('size="0.02"', 'size="-1"'),

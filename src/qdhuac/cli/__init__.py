@@ -16,7 +16,7 @@ from qdhuac.errors import RunFailed, UserError
 from qdhuac.text import one_line
 
 COMMANDS = (
-    *("train", "resume", "evaluate", "report", "view", "render", "export", "adapt", "study"),
+    *("train", "resume", "evaluate", "report", "view", "render", "export", "adapt", "study", "task"),
     *("list", "bench", "doctor", "completion"),
 )
 EXIT_CODES = (

@@ -52,9 +52,10 @@ def _new(model: Path, output: str | None) -> int:
 
 
 def _check(path: Path, seed: int) -> int:
-    from qdhuac.tasks import task_file
+    from qdhuac.tasks import bundle, task_file
     from qdhuac.view import video
 
+    bundle.collect(path)  # nothing is missing or outside of the folder
     file = task_file.read(path)
     try:  # before MuJoCo is imported
         video.choose_library()

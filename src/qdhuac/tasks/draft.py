@@ -133,7 +133,7 @@ class Look:
     @property
     def speed(self) -> float:
         """Metres per second that such a robot may reach, as a guess from its size."""
-        return max(1.0, _rounded(4.0 * abs(self.height)))
+        return _rounded(4.0 * self.height) if self.height > 0.02 else 1.0
 
     @functools.cached_property
     def power(self) -> float:
@@ -156,7 +156,7 @@ class Look:
 def _head(seen: Look, inside: Path) -> list[str]:
     m = seen.model
     base = {"free": "moves freely", "planar": "slides along the ground", "fixed": "is mounted"}[seen.base]
-    least, best = (1.0, 100.0) if seen.base == "fixed" else (seen.speed, 100.0 * (1.0 + seen.speed))
+    least, best = (1.0, 100.0) if seen.base == "fixed" else (2.0, 250.0)
     return [
         f"# A first task for {inside}, which has {m.nu} actuators and {base}. docs/task-file.md describes every key.",
         f"title = {_text(inside.stem)}",
@@ -192,19 +192,16 @@ def _observation(seen: Look) -> list[str]:
 def _reward(seen: Look) -> list[str]:
     name = _text(seen.model.body(seen.root).name)
     if seen.base == "fixed":
-        what, first = "Cheap motions to anywhere", []
+        lines = ["# Cheap motions to anywhere.", "reward = [", '    { term = "alive" },']
     else:
-        what, first = "To move along x at little effort", [f'    {{ term = "velocity", body = {name}, axis = "x" }},']
-    share = 0.5 if seen.base == "fixed" else 0.2
-    return [
-        f"# {what}. Random motions take {seen.power:.2g} watts.",
-        "reward = [",
-        *first,
-        '    { term = "alive" },',
-        f'    {{ term = "energy", weight = {_rounded(share / seen.power, 1):g} }},',
-        "]",
-        "",
-    ]
+        lines = [
+            f"# To move along x: {seen.speed:g} m/s is worth 2 per step.",
+            "reward = [",
+            f'    {{ term = "velocity", body = {name}, axis = "x", weight = {_rounded(2.0 / seen.speed):g} }},',
+            '    { term = "alive", weight = 0.5 },',
+        ]
+    cost = f'    {{ term = "energy", weight = {_rounded(0.2 / seen.power, 1):g} }},'
+    return [*lines, f"{cost}  # random motions take {seen.power:.2g} W", "]", ""]
 
 
 def _end(seen: Look) -> list[str]:
@@ -258,7 +255,7 @@ def _descriptors(seen: Look) -> list[str]:
         found.append(f"# For shares of steps on the floor, name the geoms that touch it, of: {bodies}")
     else:
         found.append("# No geom of a simple shape touches a floor at the start, so there is nothing to call feet.")
-    reach = 20.0 * seen.speed
+    reach = 10.0 * seen.speed
     ways = 2 if seen.base == "free" or (sum(m.jnt_type == SLIDE) > 1 and not seen.stands) else 1
     found += ["position = [", *_finals(f"body = {name}", [-reach] * ways, [reach] * ways), "]"]
     if seen.stands:
