@@ -47,6 +47,7 @@ def blocks(page):
 
 
 SHOWN = [page for page in PAGES if blocks(page)]
+MODEL = re.compile(r"^```xml\n<!-- (?P<name>\S+) -->\n(?P<text>.*?)^```", re.M | re.S)  # that a page has one save
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
@@ -61,6 +62,8 @@ def test_every_command_of_a_page_runs(page, tmp_path, monkeypatch, runs, done):
     monkeypatch.setenv("QDHUAC_CACHE", jax.config.jax_compilation_cache_dir)  # of processes too
     monkeypatch.setattr("qdhuac.report.run_page._film", lambda folder: "")  # a process for each run; tested elsewhere
     monkeypatch.setattr(archive, "CAPACITIES", (20, 40))
+    for model in MODEL.finditer(page.read_text()):
+        Path(model["name"]).write_text(model["text"])
     for block in blocks(page):
         meeting = []  # commands that make one run together
         for line in block:
@@ -108,7 +111,7 @@ def qdhuac(arguments, done):
         view(arguments)
     elif "--devices" in arguments:
         finish(start(arguments, int(arguments[arguments.index("--devices") + 1])))
-    elif arguments[0] in ("render", "study"):  # before MuJoCo is imported; Ray and submitit leave traces in a process
+    elif arguments[0] in ("render", "study", "task"):  # before MuJoCo is imported; Ray and submitit leave traces in a process
         finish(start(arguments))
     else:
         assert cli.main(arguments) == 0, arguments
