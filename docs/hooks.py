@@ -10,6 +10,7 @@ import importlib
 import math
 import posixpath
 import re
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -29,18 +30,26 @@ LINK = re.compile(r"\]\((?!https?:|#)([^)#\s]+)")
 def commands_page() -> str:
     """Every command and its options, from the parser itself."""
     parser = cli.parser()
-    (commands,) = (a.choices for a in parser._actions if isinstance(a, argparse._SubParsersAction))
     out = [
         "# Commands",
         parser.description,
         "Every command has `--help`; `qdhuac --version` prints the version.",
         f"{cli.EXIT_CODES[0].upper()}{cli.EXIT_CODES[1:]}.",
     ]
-    for name, sub in commands.items():
+    for name, sub in _commands(parser):
         usage = " ".join(sub.format_usage().removeprefix("usage: ").split())
         rows = [(_flag(a), _cell(a.help)) for a in sub._actions if a.dest != "help" and a.help]
         out += [f"## {name}", sub.description, f"```\n{usage}\n```", _table(("", "meaning"), rows) if rows else ""]
     return "\n\n".join(part for part in out if part) + "\n"
+
+
+def _commands(parser: argparse.ArgumentParser, before: str = "") -> Iterator[tuple[str, argparse.ArgumentParser]]:
+    """Each command by its name, such as "train" or "task new"."""
+    for action in parser._actions:
+        if isinstance(action, argparse._SubParsersAction):
+            for name, sub in action.choices.items():
+                below = list(_commands(sub, f"{before}{name} "))
+                yield from below or [(f"{before}{name}", sub)]
 
 
 def configuration_page() -> str:
