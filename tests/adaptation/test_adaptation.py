@@ -138,8 +138,8 @@ def row(names, name):
 
 def test_a_factor_of_one_changes_nothing():
     for name in LIMBS:
-        motor = motor_names(healthy(name))[0]
-        assert changes(name, "friction=1", "mass:torso=1", f"{motor}=1")[1] == {}
+        motor, body = motor_names(healthy(name))[0], healthy(name).body(1).name
+        assert changes(name, "friction=1", f"mass:{body}=1", f"{motor}=1")[1] == {}
 
 
 def test_a_weak_motor_changes_that_motor_only():
@@ -147,6 +147,15 @@ def test_a_weak_motor_changes_that_motor_only():
     motor = row(motor_names(before), "fshin")
     assert found == {"actuator_gear": motor, "actuator_acc0": motor}
     np.testing.assert_allclose(after.actuator_gear[motor], 0.25 * before.actuator_gear[motor])
+
+
+def test_a_weak_servo_is_weaker_and_holds_the_same_position():
+    before, (after, found) = healthy("hexapod"), changes("hexapod", "left_middle_tibia=0.5")
+    servo = row(motor_names(before), "left_middle_tibia")
+    strength = {"actuator_gainprm", "actuator_biasprm", "actuator_forcerange"}
+    assert found == dict.fromkeys(strength, servo)
+    for field in strength:
+        np.testing.assert_allclose(getattr(after, field)[servo], 0.5 * getattr(before, field)[servo])
 
 
 def test_damage_to_a_limb_is_damage_to_all_its_motors():

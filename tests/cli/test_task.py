@@ -67,6 +67,7 @@ def test_a_first_task_file_fits_its_model(name, here):
     loaded = model.load(found)
     for descriptor in found.descriptors:
         model.tables(found, loaded, model.plan(found, loaded, descriptor))
+    assert not set(found.limbs) & set(model.motor_names(loaded))  # a name means one thing
     shipped = task_file.builtin(name)
     if first == "feet":
         assert {one.geom for one in found.dimensions()} == {one.geom for one in shipped.dimensions("feet")}

@@ -75,6 +75,9 @@ def damaged(model: Any, damages: Sequence[Damage], limbs: Limbs) -> Any:
                     dof = model.jnt_dofadr[model.actuator_trnid[motor, 0]]
                     model.dof_armature[dof] = ROTOR
                     model.dof_damping[dof] = ROTOR * BRAKE
+                elif model.actuator_biastype[motor] == mujoco.mjtBias.mjBIAS_AFFINE:  # a servo still holds positions
+                    for strength in (model.actuator_gainprm, model.actuator_biasprm, model.actuator_forcerange):
+                        strength[motor] *= damage.factor
                 else:
                     model.actuator_gear[motor] *= damage.factor
     mujoco.mj_setConst(model, mujoco.MjData(model))  # recomputes what depends on masses and gears

@@ -232,8 +232,12 @@ def _limbs(seen: Look) -> list[str]:
             groups.setdefault(body, []).append(name)
     if len(groups) < 2:
         return []
-    names = [f"{_key(m.body(b).name or f'limb_{b}')} = [{', '.join(map(_text, g))}]" for b, g in groups.items()]
-    return ["# What `qdhuac adapt` can damage as one.", "[limbs]", *names, ""]
+    lines = []
+    for body, motors in groups.items():
+        name = m.body(body).name or f"limb_{body}"
+        name += "_limb" if name in motor_names(m) else ""  # a name means one thing
+        lines.append(f"{_key(name)} = [{', '.join(map(_text, motors))}]")
+    return ["# What `qdhuac adapt` can damage as one.", "[limbs]", *lines, ""]
 
 
 def _descriptors(seen: Look) -> list[str]:
