@@ -111,7 +111,7 @@ def qdhuac(arguments, done):
         view(arguments)
     elif "--devices" in arguments:
         finish(start(arguments, int(arguments[arguments.index("--devices") + 1])))
-    elif arguments[0] in ("render", "study", "task"):  # before MuJoCo is imported; Ray and submitit leave traces in a process
+    elif arguments[0] in ("render", "study", "task"):  # before MuJoCo is imported, or leave traces
         finish(start(arguments))
     else:
         assert cli.main(arguments) == 0, arguments
