@@ -87,6 +87,16 @@ def test_a_floating_robot_is_put_on_the_floor(here):
     assert tomllib.loads(Path("free.toml").read_text())["reset"]["pose"][2] == pytest.approx(0.1, abs=0.01)
 
 
+def test_a_thing_that_lies_around_is_not_the_robot(here):
+    cube = '<body name="cube" pos="1 0 0.1"><freejoint/><geom type="box" size="0.1 0.1 0.1"/></body>'
+    arm = SLIDER.replace('type="slide"', 'type="hinge"').replace("<body", f"{cube}<body", 1)
+    Path("sled.xml").write_text(arm)
+    assert cli.main(["task", "new", "sled.xml"]) == 0
+    found = task_file.read(Path("sled.toml"))
+    assert [one.body for one in found.dimensions()] == ["sled"] * 3
+    assert not found.healthy
+
+
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [

@@ -46,8 +46,10 @@ class Look:
         self.frames = max(1, round(ACTION_TIME / m.opt.timestep))
         self.keyframe = next((m.key(i).name for i in range(m.nkey) if m.key(i).name), "")
         self.pose = np.array(m.key(self.keyframe).qpos if self.keyframe else m.qpos0)
-        free = m.jnt_bodyid[m.jnt_type == FREE]
-        level = (m.jnt_type == SLIDE) & (m.jnt_limited == 0) & (np.abs(m.jnt_axis[:, 2]) < 0.01)
+        driven = m.actuator_trnid[m.actuator_trntype == mujoco.mjtTrn.mjTRN_JOINT, 0]
+        mine = np.isin(m.body_rootid[m.jnt_bodyid], m.body_rootid[m.jnt_bodyid[driven]]) | (not len(driven))
+        free = m.jnt_bodyid[mine & (m.jnt_type == FREE)]  # not that of things that lie around
+        level = mine & (m.jnt_type == SLIDE) & (m.jnt_limited == 0) & (np.abs(m.jnt_axis[:, 2]) < 0.01)
         self.base = "free" if len(free) else "planar" if level.any() else "fixed"
         self.root = int(free[0] if len(free) else m.jnt_bodyid[level][0] if level.any() else self._last_body())
         if not m.body(self.root).name:
@@ -56,7 +58,7 @@ class Look:
         flat = (m.geom_pos[:, 2] == 0) & (m.geom_quat[:, 0] == 1) & (m.geom_bodyid == 0)
         self.floors = np.flatnonzero(flat & (m.geom_type == mujoco.mjtGeom.mjGEOM_PLANE))
         # What policies do not see of the position: how far the robot went.
-        self.skip = 2 if self.base == "free" else int(level[: np.argmin(level)].sum()) if not level.all() else 0
+        self.skip = 2 * int(m.jnt_type[0] == FREE) if self.base == "free" else int(level[: np.argmin(level)].sum())
         ranged = bool(np.all(m.actuator_ctrlrange[:, 0] < m.actuator_ctrlrange[:, 1]))
         servos = np.all((m.actuator_biastype == mujoco.mjtBias.mjBIAS_AFFINE) & (m.actuator_biasprm[:, 1] < 0))
         around = servos and not (self.base == "fixed" and ranged)
@@ -142,6 +144,8 @@ class Look:
         actions = Actions(kind=self.actions, scale=SCALES[self.actions])
         facts = dataclasses.replace(self.facts, actions=actions, reset=Reset(pose=tuple(self.pose)))
         factor, offset = tables(facts, m, plan(facts, m)).control.T
+        previous = mujoco.get_mju_user_warning()
+        mujoco.set_mju_user_warning(lambda message: None)  # a model that explodes is for `task check` to report
         for _ in range(8):
             data, action = self._at(self.pose), np.zeros(m.nu)
             for _ in range(100):
@@ -149,6 +153,7 @@ class Look:
                 data.ctrl[:] = factor * action + offset
                 mujoco.mj_step(m, data, self.frames)
                 powers.append(np.abs(data.qfrc_actuator * data.qvel).sum())
+        mujoco.set_mju_user_warning(previous)
         known = [power for power in powers if np.isfinite(power)]
         return max(float(np.mean(known)) if known else 1.0, 1e-3)
 
