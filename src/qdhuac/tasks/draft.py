@@ -7,7 +7,7 @@ import functools
 import json
 import re
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import mujoco
 import numpy as np
@@ -62,7 +62,9 @@ class Look:
         ranged = bool(np.all(m.actuator_ctrlrange[:, 0] < m.actuator_ctrlrange[:, 1]))
         servos = np.all((m.actuator_biastype == mujoco.mjtBias.mjBIAS_AFFINE) & (m.actuator_biasprm[:, 1] < 0))
         around = servos and not (self.base == "fixed" and ranged)
-        self.actions = "position" if around else "range" if ranged else "control"
+        self.actions: Literal["position", "range", "control"] = (
+            "position" if around else "range" if ranged else "control"
+        )
         self._bend()
         self.data = self._at(self.pose)
         self._stand()
@@ -228,7 +230,8 @@ def _end(seen: Look) -> list[str]:
 
 def _limbs(seen: Look) -> list[str]:
     """Actuators by the part of the robot that they move, for damage; only where there are several parts."""
-    m, groups = seen.model, {}
+    m = seen.model
+    groups: dict[int, list[str]] = {}
     for i, name in enumerate(motor_names(m)):
         if m.actuator_trntype[i] == mujoco.mjtTrn.mjTRN_JOINT and name:
             body = int(m.jnt_bodyid[m.actuator_trnid[i, 0]])
@@ -268,9 +271,9 @@ def _descriptors(seen: Look) -> list[str]:
     ways = 2 if seen.base == "free" or (sum(m.jnt_type == SLIDE) > 1 and not seen.stands) else 1
     found += ["position = [", *_finals(f"body = {name}", [-reach] * ways, [reach] * ways), "]"]
     if seen.stands:
-        low, high = _rounded(0.5 * seen.height), _rounded(1.5 * seen.height)
+        least, most = _rounded(0.5 * seen.height), _rounded(1.5 * seen.height)
         found.append("posture = [")
-        found.append(f'    {{ kind = "mean", body = {name}, axis = "z", low = {low:g}, high = {high:g} }},')
+        found.append(f'    {{ kind = "mean", body = {name}, axis = "z", low = {least:g}, high = {most:g} }},')
         if seen.upright:
             found.append(f'    {{ kind = "mean", body = {name}, field = "pitch", low = -0.8, high = 0.8 }},')
         found.append("]")

@@ -15,7 +15,6 @@ from qdhuac.tasks.base import Trajectory
 from qdhuac.tasks.model import entries, plan
 from qdhuac.tasks.native import NativeTask
 from qdhuac.tasks.task_file import COSTS, TaskFile
-from qdhuac.types import Evaluation
 
 POLICIES, STEPS = 64, 200
 DISCOUNT = 0.99
@@ -37,7 +36,7 @@ class Seen(NamedTuple):
     task: NativeTask
     genotypes: Any
     key: Any
-    found: Evaluation  # in NumPy
+    found: Any  # an Evaluation, in NumPy
     finite: np.ndarray  # [POLICIES] which episodes are
 
     @property
@@ -77,7 +76,7 @@ def check(file: TaskFile, seed: int = 0) -> tuple[Trial, Trajectory, Any]:
     return trial, task.episode(jax.tree.map(lambda x: x[best], genotypes), key_run), task.model
 
 
-def _evaluate(task: NativeTask, genotypes: Any, key: Any) -> tuple[Evaluation, float]:
+def _evaluate(task: NativeTask, genotypes: Any, key: Any) -> tuple[Any, float]:
     begin = time.perf_counter()
     found = jax.tree.map(np.asarray, task.evaluate(genotypes, key))
     return found, time.perf_counter() - begin
