@@ -169,7 +169,7 @@ def _head(seen: Look, inside: Path) -> list[str]:
         f"title = {_text(inside.stem)}",
         f"model = {_text(inside.as_posix())}",
         f"frames = {seen.frames}  # steps of the physics per action, of {m.opt.timestep:.6g} s each",
-        f"support = [{-0.2 * best:g}, {best:g}]  # discounted returns to expect, as a guess",
+        f"support = [{-0.4 * best:g}, {best:g}]  # discounted returns to expect, as a guess",
         f"reward_offset = {least:g}  # per step, so that no policy counts less than nothing",
         "",
     ]
