@@ -570,16 +570,6 @@ def attack(numbers: range, where: Path, commands: tuple[str, ...] = (*COMMANDS, 
         finally:
             os.chdir(here)
         took, used = time.monotonic() - begun, memory_mb()
-        print(
-            number,
-            command,
-            what,
-            round(took, 1),
-            round(used),
-            verdict[:60].replace(chr(10), " "),
-            file=sys.stderr,
-            flush=True,
-        )
         slowest, largest = max(slowest, took), max(largest, used)
         if snapshot(trial / "outside") != before:
             verdict = f"WROTE OUTSIDE ({verdict})"
