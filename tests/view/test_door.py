@@ -15,7 +15,7 @@ from qdhuac.errors import UserError
 from qdhuac.view import explorer
 from qdhuac.view.explorer import Server
 
-PATIENCE = 0.4
+PATIENCE = 1.0  # of a server in a hurry; the other one is never in one, however busy the machine is
 
 
 class Answers:
@@ -38,9 +38,9 @@ class Answers:
 
 
 @contextlib.contextmanager
-def serving(answers=None):
+def serving(patience):
     """A server in a thread."""
-    with Server(answers or Answers(), 0, PATIENCE) as server:
+    with Server(Answers(), 0, patience) as server:
         thread = threading.Thread(target=server.serve_forever)
         thread.start()
         yield server
@@ -50,7 +50,13 @@ def serving(answers=None):
 
 @pytest.fixture(scope="module")
 def door():
-    with serving() as server:
+    with serving(60.0) as server:
+        yield server
+
+
+@pytest.fixture(scope="module")
+def hasty():
+    with serving(PATIENCE) as server:
         yield server
 
 
@@ -145,8 +151,8 @@ ATTACKS = [
     (get("/" + "x" * 70_000), 400),
     (get("/TOKEN/run", "X: " + "x" * 70_000), 400),
     (get("/TOKEN/run", *["X: x"] * 20_000), 400),
-    *((t, 0) for t in ("", "GET /TOKEN/run\r\n", "GET /TOKEN/run HTTP/1.1\nHost: HOST\n\n", "\x16\x03", get()[:-2])),
 ]  # fmt: skip
+SILENT = ("", "GET /TOKEN/run\r\n", "GET /TOKEN/run HTTP/1.1\nHost: HOST\n\n", "\x16\x03", get()[:-2])
 
 
 def test_attacks_are_refused_without_asking_the_explorer_or_repeating_them(door):
@@ -164,7 +170,7 @@ def test_attacks_are_refused_without_asking_the_explorer_or_repeating_them(door)
     assert wrong == []
     assert door.explorer.asked == []
     contents = {answer.partition(b"\r\n\r\n")[2] for answer in answers}
-    assert len(contents) == 6  # fixed sentences
+    assert len(contents) == 5  # fixed sentences
     assert not any(door.token.encode() in answer for answer in answers)
 
 
@@ -262,12 +268,20 @@ def test_all_of_200_requests_at_once_are_answered(door):
     assert [status(answer) for answer in asyncio.run(ask())] == [200] * 200
 
 
-def test_slow_connections_neither_last_nor_delay_others(door):
+def test_what_is_not_a_whole_request_gets_no_answer(hasty):
+    async def ask():
+        return await asyncio.gather(*(send(hasty, filled(hasty, text)) for text in SILENT))
+
+    assert asyncio.run(ask()) == [b""] * len(SILENT)
+    assert hasty.explorer.asked == []
+
+
+def test_slow_connections_neither_last_nor_need_threads(hasty):
     """300 connections, each of which sends a letter before it would count as silent."""
 
     async def drip():
         begun = time.monotonic()
-        reader, writer = await asyncio.open_connection("127.0.0.1", door.port)
+        reader, writer = await asyncio.open_connection("127.0.0.1", hasty.port)
         end = asyncio.create_task(reader.read())
         while not end.done():
             writer.write(b"G")
@@ -276,19 +290,16 @@ def test_slow_connections_neither_last_nor_delay_others(door):
         writer.close()
         return time.monotonic() - begun
 
-    async def both():
+    async def many():
         slow = [asyncio.create_task(drip()) for _ in range(300)]
-        await asyncio.sleep(PATIENCE / 4)
-        begun, threads = time.monotonic(), threading.active_count()
-        assert status(await send(door, filled(door, get()))) == 200
-        took = time.monotonic() - begun
-        return took, threads, await asyncio.gather(*slow)
+        await asyncio.sleep(PATIENCE / 2)
+        threads = threading.active_count()
+        return threads, await asyncio.gather(*slow)
 
     before = threading.active_count()
-    took, threads, lasted = asyncio.run(both())
-    assert took < PATIENCE
-    assert threads <= before + 1  # the one that asks the explorer
-    assert max(lasted) < 5 * PATIENCE
+    threads, lasted = asyncio.run(many())
+    assert threads == before
+    assert max(lasted) < 20 * PATIENCE
 
 
 def test_of_too_many_connections_without_a_request_the_oldest_are_closed(door, monkeypatch):
@@ -297,23 +308,21 @@ def test_of_too_many_connections_without_a_request_the_oldest_are_closed(door, m
     async def connect():
         opened = [await asyncio.open_connection("127.0.0.1", door.port) for _ in range(8)]
         assert status(await send(door, filled(door, get()))) == 200
-        ends = [asyncio.create_task(reader.read()) for reader, _ in opened]
-        await asyncio.sleep(PATIENCE / 4)
-        closed = [end.done() for end in ends]
+        for reader, _ in opened[:5]:
+            with contextlib.suppress(ConnectionError):
+                assert await asyncio.wait_for(reader.read(), 20) == b""
+        with pytest.raises(TimeoutError):
+            await asyncio.wait_for(opened[-1][0].read(), 0.05)
         for _, writer in opened:
             writer.close()
-        await asyncio.gather(*ends, return_exceptions=True)
-        return closed
 
-    closed = asyncio.run(connect())
-    assert closed[:5] == [True] * 5
-    assert not closed[-1]
+    asyncio.run(connect())
 
 
-def test_an_answer_that_is_not_taken_is_given_up(door):
+def test_an_answer_that_is_not_taken_is_given_up(hasty):
     async def ask():
-        reader, writer = await asyncio.open_connection("127.0.0.1", door.port, limit=1)
-        writer.write(filled(door, get("/TOKEN/poses?id=1")))
+        reader, writer = await asyncio.open_connection("127.0.0.1", hasty.port, limit=1)
+        writer.write(filled(hasty, get("/TOKEN/poses?id=1")))
         await asyncio.sleep(3 * PATIENCE)
         taken = 0
         with contextlib.suppress(ConnectionError):
