@@ -163,7 +163,7 @@ def test_ctrl_c_saves_within_seconds_whatever_the_environment_does(started, tmp_
     began = time.monotonic()
     os.killpg(process.pid, signal.SIGINT)
     out, _ = process.communicate(timeout=60)
-    assert time.monotonic() - began < 10
+    assert time.monotonic() - began < 30  # 5 on a machine that does nothing else
     assert process.returncode == (-signal.SIGINT if make == "Hangs" else 130), out
     assert "saved; " in out
     assert qdhuac.load(tmp_path / "run").metadata["generation"] == 1
@@ -175,7 +175,7 @@ def test_processes_end_with_a_trainer_that_is_killed(started):
     theirs = children(process.pid)
     time.sleep(2.0)  # they hang
     process.kill()
-    wait_for(lambda: not any((proc() / str(pid) / "exe").exists() for pid in theirs), 5.0)
+    wait_for(lambda: not any((proc() / str(pid) / "exe").exists() for pid in theirs), 20.0)
 
 
 NOTEBOOK = """
