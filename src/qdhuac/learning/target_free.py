@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -142,16 +142,18 @@ class TargetFreeLearner:
         self, state: LearnerState, evaluation: Evaluation, told: Told, stored: Array
     ) -> tuple[LearnerState, Metrics]:
         """What the learner takes from an evaluation itself, of which the rows `stored` [B, T] are in the buffer."""
-        metrics = Metrics({}, {}, {})
         assert evaluation.transitions is not None
+        metrics, obs = Metrics({}, {}, {}), evaluation.transitions.obs
         if state.returns is not None:
             returns = moments.add_returns(state.returns, evaluation.transitions, stored, self.config.discount)
+            returns, failed = _unless_infinite(returns, state.returns)
             state = state._replace(returns=returns)
-            metrics = Metrics({"reward_scale": moments.reward_scale(returns)}, {}, {})
+            metrics |= Metrics({"reward_scale": moments.reward_scale(returns)}, {}, {"reward_scale": failed})
         if state.seen is not None:
-            obs = evaluation.transitions.obs
             seen = moments.add(state.seen, obs.reshape(-1, obs.shape[-1]), stored.reshape(-1))
+            seen, failed = _unless_infinite(seen, state.seen)
             state = state._replace(seen=seen)
+            metrics |= Metrics({}, {}, {"observation_scale": failed})
         if state.probe is not None:
             metrics = metrics | probe.compare(self, state, evaluation, told)
             state = state._replace(probe=probe.remember(state.probe, evaluation, told, self.config.discount))
@@ -337,3 +339,9 @@ def _kernel_norm(critics: Params) -> Array:
     """Norm of all hidden kernels together."""
     hidden = [layer for name, layer in critics.items() if name != "head" and "kernel" in layer]
     return optax.global_norm([layer["kernel"] for layer in hidden])
+
+
+def _unless_infinite(new: Any, old: Any) -> tuple[Any, Array]:
+    """The new moments, or the old ones and a failure where their sums exceed what float32 can hold."""
+    good = finite(new)
+    return jax.tree.map(lambda x, y: jnp.where(good, x, y), new, old), (~good).astype(jnp.int32)
