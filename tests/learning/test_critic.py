@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from qdhuac.learning.critic import NORM_EPSILON, Critic
+from qdhuac.learning.critic import NORM_EPSILON, Critic, batch_norm
 
 OBS, ACTION = 5, 2
 
@@ -115,3 +115,19 @@ def test_logits_start_near_zero():
     critic, params, stats = make()
     logits, _ = critic.apply(params, stats, *data(), train=True)
     assert float(jnp.max(jnp.abs(logits))) < 0.2
+
+
+@pytest.mark.parametrize("relu", [False, True])
+def test_the_gradient_of_batch_normalisation_is_that_of_its_definition(relu):
+    def definition(x, scale, bias):
+        y = (x - jnp.mean(x, 0)) / jnp.sqrt(jnp.var(x, 0) + NORM_EPSILON) * scale + bias
+        return jnp.maximum(y, 0.0) if relu else y
+
+    keys = jax.random.split(jax.random.key(3), 4)
+    inputs = 5.0 + 2.0 * jax.random.normal(keys[0], (64, 7)), *(1.0 + jax.random.normal(k, (7,)) for k in keys[1:3])
+    weights = jax.random.normal(keys[3], (64, 7))
+    mine = jax.grad(lambda *x: jnp.sum(weights * batch_norm(*x, relu)[0]), argnums=(0, 1, 2))(*inputs)
+    plain = jax.grad(lambda *x: jnp.sum(weights * definition(*x)), argnums=(0, 1, 2))(*inputs)
+    np.testing.assert_allclose(batch_norm(*inputs, relu)[0], definition(*inputs), atol=1e-5)
+    for a, b in zip(mine, plain, strict=True):
+        np.testing.assert_allclose(a, b, atol=1e-5 * float(jnp.max(jnp.abs(b))))

@@ -98,14 +98,19 @@ def make_batch(agent, size=32, seed=0, **changes):
     return Batch(t._replace(**changes), jnp.asarray(pick), jnp.ones(size))
 
 
+def first(critics):
+    """The parameters or statistics of the first of several critics."""
+    return jax.tree.map(lambda x: x[0], critics)
+
+
 def joint_pass(agent, state, batch, params, target_params):
     """The loss written out for one critic, with the parameters of each half kept apart."""
     t, n = batch.transition, len(batch.weights)
     noise = jax.random.normal(jax.random.key(3), t.action.shape)
     next_action, log_prob = agent.policy.sample(*state.actor, t.next_obs, noise)
     obs, action = jnp.concatenate([t.obs, t.next_obs]), jnp.concatenate([t.action, next_action])
-    logits = agent.critic.apply(params, state.stats[0], obs, action, train=True)[0][:n]
-    next_logits = agent.critic.apply(target_params, state.stats[0], obs, action, train=True)[0][n:]
+    logits = agent.critic.apply(params, first(state.stats), obs, action, train=True)[0][:n]
+    next_logits = agent.critic.apply(target_params, first(state.stats), obs, action, train=True)[0][n:]
     p = jax.nn.softmax(next_logits)
     atoms = agent.atoms
     moved = t.reward[:, None] + 0.5 * (atoms - jnp.exp(state.log_temperature) * log_prob[:, None])
@@ -130,7 +135,7 @@ def test_a_scalar_critic_has_the_squared_error_to_the_lower_target_of_the_same_j
     obs, action = jnp.concatenate([t.obs, t.next_obs]), jnp.concatenate([t.action, next_action])
 
     def outputs(critics):
-        pairs = zip(critics, state.stats, strict=True)
+        pairs = [jax.tree.map(lambda x, i=i: x[i], (critics, state.stats)) for i in range(2)]
         return np.stack([agent.critic.apply(p, s, obs, action, train=True)[0] for p, s in pairs])[..., 0]
 
     both, lagging = outputs(state.critics), outputs(state.targets or state.critics)
@@ -145,8 +150,8 @@ def test_gradient_is_that_of_the_joint_pass_with_a_constant_target():
     agent = learner(critics=1)
     state, _ = train(agent, choose(), 200)
     batch = make_batch(agent)
-    params = state.critics[0]
-    mine = jax.grad(lambda p: agent.critic_loss((p,), state, batch, jax.random.key(3))[0])(params)
+    params = first(state.critics)
+    mine = first(jax.grad(lambda p: agent.critic_loss(p, state, batch, jax.random.key(3))[0])(state.critics))
     held = jax.grad(lambda p: joint_pass(agent, state, batch, p, jax.lax.stop_gradient(p)))(params)
     through = jax.grad(lambda p: joint_pass(agent, state, batch, p, p))(params)
     for a, b in zip(jax.tree.leaves(mine), jax.tree.leaves(held), strict=True):
@@ -168,7 +173,7 @@ def test_gradient_reaches_the_batch_statistics_through_both_halves():
         noise = jax.random.normal(jax.random.key(3), t.action.shape)
         next_action, _ = agent.policy.sample(*state.actor, jax.lax.stop_gradient(next_obs), noise)
         inputs = jnp.concatenate([obs, next_obs]), jnp.concatenate([t.action, next_action])
-        logits = agent.critic.apply(state.critics[0], state.stats[0], *inputs, train=True)[0]
+        logits = agent.critic.apply(first(state.critics), first(state.stats), *inputs, train=True)[0]
         return jnp.sum(jnp.square(logits[: len(obs)]))
 
     by_obs, by_next = jax.grad(loss, argnums=(0, 1))(batch.transition.obs, batch.transition.next_obs)
@@ -182,11 +187,9 @@ KINDS = pytest.mark.parametrize("kind", ["categorical", "scalar"])
 def constant(agent, state, *values):
     """The critics of a state, changed to return these values for any input."""
 
-    def say(params, value):
-        bias = jnp.full(1, value) if agent.scalar else -0.5 * jnp.square((agent.atoms - value) / 0.25)
-        return params | {"head": {"kernel": jnp.zeros_like(params["head"]["kernel"]), "bias": bias}}
-
-    return tuple(say(params, value) for params, value in zip(state.critics, values, strict=True))
+    value = jnp.array(values)[:, None]
+    bias = value if agent.scalar else -0.5 * jnp.square((agent.atoms - value) / 0.25)
+    return state.critics | {"head": {"kernel": jnp.zeros_like(state.critics["head"]["kernel"]), "bias": bias}}
 
 
 @KINDS
@@ -288,7 +291,7 @@ def largest_step(before, after):
 def test_critic_actor_and_temperature_each_have_their_own_learning_rate(first_update):
     """Adam's first step is as long as the learning rate."""
     before, after, metrics = first_update
-    heads = [[critic["head"] for critic in state.critics] for state in (before, after)]  # nothing projects these
+    heads = [state.critics["head"] for state in (before, after)]  # nothing projects these
     assert largest_step(*heads) == pytest.approx(2e-3, rel=0.01)
     assert largest_step(before.actor, after.actor) == pytest.approx(5e-4, rel=0.01)
     assert largest_step(before.log_temperature, after.log_temperature) == pytest.approx(1e-2, rel=0.01)
@@ -308,11 +311,11 @@ def test_the_actors_gradient_norm_and_entropy_are_those_of_its_loss(first_update
 
 
 def test_hidden_kernels_are_on_the_unit_sphere_after_an_update(first_update):
-    for critic in first_update[1].critics:
-        hidden = [layer["kernel"] for name, layer in critic.items() if name != "head" and "kernel" in layer]
-        assert len(hidden) == 3
-        for kernel in hidden:
-            np.testing.assert_allclose(jnp.linalg.norm(kernel, axis=0), 1.0, atol=1e-5)
+    layers = first_update[1].critics.items()
+    hidden = [layer["kernel"] for name, layer in layers if name != "head" and "kernel" in layer]
+    assert len(hidden) == 3
+    for kernel in hidden:  # [critics, inputs, outputs]
+        np.testing.assert_allclose(jnp.linalg.norm(kernel, axis=1), 1.0, atol=1e-5)
 
 
 @pytest.mark.parametrize("field", ["reward", "obs", "next_obs", "action"])
@@ -331,6 +334,19 @@ def test_a_batch_with_nan_changes_nothing_and_is_counted(field):
         np.testing.assert_array_equal(a, b)
     _, _, metrics = update(agent, state, batch, jax.random.key(0))
     assert not any(map(int, metrics.failures.values()))
+
+
+def test_a_gradient_of_the_actor_that_is_not_finite_leaves_actor_and_temperature_as_they_were():
+    """Its values overflow: running means are beyond what float32 can multiply, and a training batch is without them."""
+    state = RATES.init(jax.random.key(0))
+    stats = state.stats | {"stem_norm": {"mean": jnp.full((2, 32), 3e38), "var": jnp.zeros((2, 32))}}
+    state = state._replace(stats=stats)
+    after, priorities, metrics = update(RATES, state, make_batch(RATES), jax.random.key(0))
+    assert {name: int(n) for name, n in metrics.failures.items() if n} == {"actor": 1}
+    for name in ("actor", "log_temperature", "actor_optimiser", "temperature_optimiser"):
+        assert largest_step(getattr(state, name), getattr(after, name)) == 0.0
+    assert largest_step(state.critics, after.critics) > 0.0
+    assert np.all(np.isnan(priorities))
 
 
 def test_policy_delay_updates_the_actor_every_second_time():

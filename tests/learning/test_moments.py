@@ -11,7 +11,7 @@ from qdhuac.learning.policy import Policy
 from qdhuac.learning.replay import Replay
 from qdhuac.learning.target_free import TargetFreeLearner
 from qdhuac.metrics import symptoms
-from qdhuac.types import Transition
+from qdhuac.types import Evaluation, Transition
 
 
 def test_moments_are_those_of_all_counted_rows_together():
@@ -68,22 +68,39 @@ def returns_of(t, stored):
 
 
 @pytest.mark.parametrize("scale", [1e-4, 1.0, 1e4])
-def test_scaled_returns_vary_by_one_or_end_at_the_support_whatever_the_rewards(scale):
+def test_scaled_returns_vary_by_one_or_leave_room_at_the_supports_end_whatever_the_rewards(scale):
     t, stored = episodes(scale)
     found = moments.add_returns(moments.no_returns(), t, stored, 0.9)
     truth = returns_of(t, stored)
-    spread = max(truth.std(), np.abs(truth).max() / moments.HIGHEST)
+    spread = max(truth.std(), np.abs(truth).max() / 4.0)
     np.testing.assert_allclose(moments.reward_scale(found), 1.0 / spread, rtol=1e-4)
-    # Returns that hardly vary are held back by the support's end.
+    # Returns that hardly vary are held back where a fifth of the support is left for better ones.
     t, stored = episodes(scale, constant=True)
     found = moments.add_returns(moments.no_returns(), t, stored, 0.0)
-    np.testing.assert_allclose(moments.reward_scale(found), moments.HIGHEST / scale, rtol=1e-4)
+    np.testing.assert_allclose(moments.reward_scale(found), 4.0 / scale, rtol=1e-4)
 
 
 def test_rewards_that_are_all_zero_are_left_as_they_are():
     t, stored = episodes(0.0)
     found = moments.add_returns(moments.no_returns(), t, stored, 0.9)
     assert float(moments.reward_scale(moments.no_returns())) == float(moments.reward_scale(found)) == 1.0
+
+
+@pytest.mark.parametrize(("huge", "source"), [("reward", "reward_scale"), ("obs", "observation_scale")])
+def test_moments_beyond_float32_are_left_as_they_were_and_counted_by_name(huge, source):
+    config = LearnerConfig(normalise_rewards=True, normalise_observations=True)
+    learner = TargetFreeLearner(Policy(1, 1, (8,)), CriticConfig(width=8, blocks=1, v_min=-5.0, v_max=5.0), config)
+    t, stored = episodes()
+    evaluation = Evaluation(jnp.zeros(2), jnp.zeros((2, 1)), jnp.full(2, 30), t, stored)
+    state, metrics = learner.observe(learner.init(jax.random.key(0)), evaluation, None, stored)
+    assert not any(map(int, metrics.failures.values()))
+    t = t._replace(**{huge: getattr(t, huge).at[0, 3].set(1e25)})  # finite, and its square is not
+    after, metrics = learner.observe(state, evaluation._replace(transitions=t), None, stored)
+    assert {name: int(n) for name, n in metrics.failures.items() if n} == {source: 1}
+    unchanged = {"reward": "returns", "obs": "seen"}[huge]
+    for a, b in zip(*(jax.tree.leaves(getattr(s, unchanged)) for s in (after, state)), strict=True):
+        np.testing.assert_array_equal(a, b)
+    assert np.all([np.isfinite(x).all() for x in jax.tree.leaves(learner.injected(after))])
 
 
 def test_a_learner_with_scaled_rewards_learns_the_same_whatever_their_unit():

@@ -24,8 +24,8 @@ def ramp(updates):
     """A scalar critic that returns the same value for every state, which rises by SLOPE with every update."""
     agent = learner(kind="scalar", critics=1, reward_scale=SCALE, probe=True)
     state = agent.init(jax.random.key(0))
-    flat = jax.tree.map(jnp.zeros_like, state.critics[0]["head"])
-    value = lambda n: (state.critics[0] | {"head": flat | {"bias": jnp.full(1, SLOPE * n)}},)  # noqa: E731
+    flat = jax.tree.map(jnp.zeros_like, state.critics["head"])
+    value = lambda n: state.critics | {"head": flat | {"bias": jnp.full((1, 1), SLOPE * n)}}  # noqa: E731
     shadow = probe.init(value(0), state.stats, slots=4)
     for n in range(1, updates + 1):
         shadow = probe.follow(shadow, value(n), state.stats)
@@ -62,9 +62,9 @@ def test_the_gap_of_a_steadily_rising_critic_is_the_lag_of_polyak_averaging(upda
 
 def test_the_shadow_also_follows_the_running_statistics():
     _, state = ramp(0)
-    before = state.probe.stats[0]["stem_norm"]["mean"]
+    before = state.probe.stats["stem_norm"]["mean"]
     after = probe.follow(state.probe, state.critics, jax.tree.map(lambda x: x + 2.0, state.stats))
-    np.testing.assert_allclose(after.stats[0]["stem_norm"]["mean"], before + probe.RATE * 2.0, rtol=1e-5)
+    np.testing.assert_allclose(after.stats["stem_norm"]["mean"], before + probe.RATE * 2.0, rtol=1e-5)
 
 
 def test_the_shadow_predicts_with_its_own_statistics():

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from qdhuac.learning.replay import Batch, Replay
-from qdhuac.learning.updates import guard, run
+from qdhuac.learning.updates import checked, guard, run
 from qdhuac.types import Metrics, Transition
 
 REPLAY = Replay(16, 1, 1)
@@ -83,10 +83,14 @@ def test_a_non_finite_update_changes_nothing_and_is_counted_by_its_first_cause(s
     for name in ("critic_gradient_norm", "critic_loss"):
         means[name] *= bad(name) * bad("critic")
     priorities = jnp.ones(3).at[2].set(bad("priorities"))
-    old, new = State(jnp.float32(1), jnp.int32(7)), State(jnp.float32(2), jnp.int32(7))
-    after, given, metrics = guard(old, new, batch, priorities, means, {"mean": bad("statistics")})
-    assert int(after.updates) == 8
+    good, metrics = checked(batch, priorities, means, {"mean": bad("statistics")})
+    assert bool(good) == (source is None)
     assert {name: int(n) for name, n in metrics.failures.items() if n} == ({source: 1} if source else {})
-    assert float(after.total) == (1.0 if source else 2.0)
     assert {name: float(x) for name, x in metrics.means.items()} == (dict.fromkeys(FINE, 0.0) if source else FINE)
+    if where == ("statistics",):  # not those of every learner
+        return
+    old, new = State(jnp.float32(1), jnp.int32(7)), State(jnp.float32(2), jnp.int32(7))
+    after, given, guarded = guard(old, new, batch, priorities, means)
+    assert (float(after.total), int(after.updates)) == (1.0 if source else 2.0, 8)
+    assert guarded == metrics
     np.testing.assert_array_equal(given, np.full(3, np.nan) if source else np.ones(3))

@@ -14,7 +14,8 @@ import jax.numpy as jnp
 from qdhuac.types import Array, Genotype, Transition
 
 SMALLEST = 1e-3  # standard deviation below which an observation counts as constant, and is only centred
-HIGHEST = 5.0  # scaled returns stay within the support's ends, which are here unless the configuration says otherwise
+HIGHEST = 5.0  # the support's ends in scaled units, unless the configuration says otherwise
+ROOM = 0.8  # share of the support that returns so far may fill: better ones, and their distributions, need the rest
 
 
 class Moments(NamedTuple):
@@ -79,8 +80,11 @@ def add_returns(returns: Returns, transitions: Transition, stored: Array, discou
 
 
 def reward_scale(returns: Returns) -> Array:
-    """What rewards are multiplied by, so that returns vary by about 1 and none is above `HIGHEST`; 1 if all are 0."""
-    spread = jnp.maximum(deviation(returns.moments)[0], returns.highest / HIGHEST)
+    """What rewards are multiplied by, so that returns vary by about 1 and none fills more than `ROOM` of the support.
+
+    It is 1 while all returns are 0.
+    """
+    spread = jnp.maximum(deviation(returns.moments)[0], returns.highest / (ROOM * HIGHEST))
     return jnp.where(returns.highest > 0.0, 1.0 / spread, 1.0)
 
 

@@ -29,17 +29,17 @@ QUANTILE = 0.9
 class Probe(NamedTuple):
     """The shadow, and the discounted return of every slot of the archive."""
 
-    critics: tuple[Params, ...]
-    stats: tuple[Stats, ...]
+    critics: Params
+    stats: Stats
     returns: Array  # [N] of the first state, nan where the slot is empty
 
 
-def init(critics: tuple[Params, ...], stats: tuple[Stats, ...], slots: int) -> Probe:
+def init(critics: Params, stats: Stats, slots: int) -> Probe:
     """A shadow that agrees with the critics, beside an empty archive with so many slots."""
     return Probe(jax.tree.map(jnp.copy, critics), jax.tree.map(jnp.copy, stats), jnp.full(slots, jnp.nan))
 
 
-def follow(probe: Probe, critics: tuple[Params, ...], stats: tuple[Stats, ...]) -> Probe:
+def follow(probe: Probe, critics: Params, stats: Stats) -> Probe:
     """The shadow after one more update; running statistics lag like the weights that they belong to."""
     return probe._replace(
         critics=optax.incremental_update(critics, probe.critics, RATE),

@@ -15,13 +15,14 @@ import jax.numpy as jnp
 import optax
 
 from qdhuac.config import CriticConfig, LearnerConfig
-from qdhuac.learning import categorical, moments, probe
+from qdhuac.learning import adam, categorical, moments, probe
+from qdhuac.learning.adam import AdamState
 from qdhuac.learning.critic import Critic, Params, Stats
 from qdhuac.learning.moments import Moments, Returns
 from qdhuac.learning.policy import Layer, Policy
 from qdhuac.learning.probe import Probe
 from qdhuac.learning.replay import Batch, Replay, ReplayState
-from qdhuac.learning.updates import Means, guard, run
+from qdhuac.learning.updates import Means, checked, finite, run
 from qdhuac.types import Array, Evaluation, Genotype, Metrics, Told
 
 
@@ -32,13 +33,13 @@ class Actor(NamedTuple):
 
 class LearnerState(NamedTuple):
     actor: Actor
-    critics: tuple[Params, ...]
-    stats: tuple[Stats, ...]
+    critics: Params  # leaves [critics, ...]
+    stats: Stats  # likewise
     log_temperature: Array
-    targets: tuple[Params, ...] | None  # only with target_tau
-    critic_optimiser: Any
-    actor_optimiser: Any
-    temperature_optimiser: Any
+    targets: Params | None  # likewise, only with target_tau
+    critic_optimiser: AdamState
+    actor_optimiser: AdamState
+    temperature_optimiser: AdamState
     updates: Array  # int32
     probe: Probe | None = None  # only with `learner.probe`
     seen: Moments | None = None  # of observations, only with `normalise_observations`
@@ -113,9 +114,8 @@ class TargetFreeLearner:
         """A random actor and critics; the critics' first distribution is what `initial_value` says."""
         key_policy, key_head, key_critic = jax.random.split(key, 3)
         actor = Actor(self.policy.init(key_policy), self.policy.init_head(key_head))
-        pairs = [self.critic.init(k) for k in jax.random.split(key_critic, self.critic_config.critics)]
-        critics = tuple(self._with_initial_value(params) for params, _ in pairs)
-        stats = tuple(stats for _, stats in pairs)
+        critics, stats = jax.vmap(self.critic.init)(jax.random.split(key_critic, self.critic_config.critics))
+        critics = jax.vmap(self._with_initial_value)(critics)
         log_temperature = jnp.log(jnp.float32(self.config.initial_temperature))  # of 0: -inf, and there it stays
         return LearnerState(
             actor=actor,
@@ -123,9 +123,9 @@ class TargetFreeLearner:
             stats=stats,
             log_temperature=log_temperature,
             targets=jax.tree.map(jnp.copy, critics) if self.config.target_tau else None,
-            critic_optimiser=self._adam(self.config.critic_learning_rate).init(critics),
-            actor_optimiser=self._adam(self.config.actor_learning_rate).init(actor),
-            temperature_optimiser=self._adam(self.config.temperature_learning_rate).init(log_temperature),
+            critic_optimiser=adam.init(critics),
+            actor_optimiser=adam.init(actor),
+            temperature_optimiser=adam.init(log_temperature),
             updates=jnp.int32(0),
             probe=probe.init(critics, stats, self.slots) if self.config.probe else None,
             seen=moments.init(self.policy.obs_size) if self.config.normalise_observations else None,
@@ -142,16 +142,18 @@ class TargetFreeLearner:
         self, state: LearnerState, evaluation: Evaluation, told: Told, stored: Array
     ) -> tuple[LearnerState, Metrics]:
         """What the learner takes from an evaluation itself, of which the rows `stored` [B, T] are in the buffer."""
-        metrics = Metrics({}, {}, {})
         assert evaluation.transitions is not None
+        metrics, obs = Metrics({}, {}, {}), evaluation.transitions.obs
         if state.returns is not None:
             returns = moments.add_returns(state.returns, evaluation.transitions, stored, self.config.discount)
+            returns, failed = _unless_infinite(returns, state.returns)
             state = state._replace(returns=returns)
-            metrics = Metrics({"reward_scale": moments.reward_scale(returns)}, {}, {})
+            metrics |= Metrics({"reward_scale": moments.reward_scale(returns)}, {}, {"reward_scale": failed})
         if state.seen is not None:
-            obs = evaluation.transitions.obs
             seen = moments.add(state.seen, obs.reshape(-1, obs.shape[-1]), stored.reshape(-1))
+            seen, failed = _unless_infinite(seen, state.seen)
             state = state._replace(seen=seen)
+            metrics |= Metrics({}, {}, {"observation_scale": failed})
         if state.probe is not None:
             metrics = metrics | probe.compare(self, state, evaluation, told)
             state = state._replace(probe=probe.remember(state.probe, evaluation, told, self.config.discount))
@@ -160,26 +162,36 @@ class TargetFreeLearner:
     def update(self, state: LearnerState, batch: Batch, key: Array) -> tuple[LearnerState, Array, Metrics]:
         """One update of critic, actor and temperature. Returns the new absolute errors [B] as priorities.
 
-        An update with anything non-finite in it changes nothing but its counter.
+        With anything non-finite in it, the critics' part changes nothing, nor does that of actor and temperature; the
+        second likewise by itself.
         """
         key_critic, key_actor = jax.random.split(key)
         critic_grad, (stats, priorities, critic_metrics) = jax.grad(self.critic_loss, has_aux=True)(
             state.critics, state, batch, key_critic
         )
         critic_norm = optax.global_norm(critic_grad)
-        adam = self._adam(self.config.critic_learning_rate)
-        steps, critic_optimiser = adam.update(critic_grad, state.critic_optimiser)
-        critics = tuple(self.critic.project(p) for p in optax.apply_updates(state.critics, steps))
+        good = finite((critic_norm, critic_metrics["critic_loss"], priorities, stats))
+        steps, critic_optimiser = adam.step(critic_grad, state.critic_optimiser, self.config.critic_learning_rate, good)
+        critics = jax.vmap(self.critic.project)(optax.apply_updates(state.critics, steps))
+        critics, kept_stats = jax.tree.map(
+            lambda new, old: jnp.where(good, new, old), (critics, stats), (state.critics, state.stats)
+        )
         targets = state.targets
         if targets is not None:
-            targets = optax.incremental_update(critics, targets, self.config.target_tau)
-        learnt = state._replace(critics=critics, stats=stats, targets=targets, critic_optimiser=critic_optimiser)
+            targets = optax.incremental_update(critics, targets, jnp.where(good, self.config.target_tau, 0.0))
+        learnt = state._replace(
+            critics=critics,
+            stats=kept_stats,
+            targets=targets,
+            critic_optimiser=critic_optimiser,
+            updates=state.updates + 1,
+        )
         if state.probe is not None:
-            learnt = learnt._replace(probe=probe.follow(state.probe, critics, stats))
+            learnt = learnt._replace(probe=probe.follow(state.probe, critics, kept_stats))
 
         learnt, actor_metrics = jax.lax.cond(
             state.updates % self.config.policy_delay == 0,
-            lambda s: self._update_actor(s, batch, key_actor),
+            lambda s: self._update_actor(s, batch, key_actor, good),
             lambda s: (s, self._no_actor_metrics()),
             learnt,
         )
@@ -190,11 +202,12 @@ class TargetFreeLearner:
             "effective_learning_rate": _kernel_norm(steps) / _kernel_norm(learnt.critics),
             "temperature": jnp.exp(learnt.log_temperature),
         }
-        return guard(state, learnt, batch, priorities, metrics, stats)
+        all_good, reported = checked(batch, priorities, metrics, stats)
+        return learnt, jnp.where(all_good, priorities, jnp.nan), reported
 
     def critic_loss(
-        self, critics: tuple[Params, ...], state: LearnerState, batch: Batch, key: Array
-    ) -> tuple[Array, tuple[tuple[Stats, ...], Array, Means]]:
+        self, critics: Params, state: LearnerState, batch: Batch, key: Array
+    ) -> tuple[Array, tuple[Stats, Array, Means]]:
         """Cross-entropy to the projected target of the critic with the lower mean (Algorithm 1, lines 11-12)."""
         t, size = batch.transition, len(batch.weights)
         noise = jax.random.normal(key, t.action.shape)
@@ -202,13 +215,12 @@ class TargetFreeLearner:
         obs = jnp.concatenate([t.obs, t.next_obs])
         action = jnp.concatenate([t.action, next_action])
 
-        joint = [self.critic.apply(p, s, obs, action, train=True) for p, s in zip(critics, state.stats, strict=True)]
-        logits = jnp.stack([out[:size] for out, _ in joint])  # [critics, B, N]
+        joint, stats = self._apply(critics, state.stats, obs, action, train=True)  # [critics, 2 B, N]
+        logits = joint[:, :size]
         if state.targets is None:
-            next_logits = jnp.stack([out[size:] for out, _ in joint])
+            next_logits = joint[:, size:]
         else:
-            lagging = zip(state.targets, state.stats, strict=True)
-            next_logits = jnp.stack([self.critic.apply(p, s, obs, action, train=True)[0][size:] for p, s in lagging])
+            next_logits = self._apply(state.targets, state.stats, obs, action, train=True)[0][:, size:]
         next_logits = jax.lax.stop_gradient(next_logits)  # nothing else of the target depends on the critics
 
         # T z = r + gamma (1 - d) (z - alpha log pi): an affine map of the support
@@ -222,14 +234,14 @@ class TargetFreeLearner:
         priorities = jnp.mean(jnp.abs(target - q), axis=0)
         raw = 1.0 / self.scale(state)
         metrics = {
-            "critic_loss": loss / len(critics),
+            "critic_loss": loss / self.critic_config.critics,
             "q_mean": raw * jnp.mean(q),
             "q_spread": raw * jnp.std(q),
             "q_disagreement": raw * jnp.mean(jnp.max(q, 0) - jnp.min(q, 0)),
             "td_error": raw * jnp.mean(priorities),
             "td_error_spread": raw * jnp.std(priorities),
         }
-        return loss, (tuple(s for _, s in joint), priorities, metrics | extra)
+        return loss, (stats, priorities, metrics | extra)
 
     def _cross_entropy(
         self, logits: Array, next_logits: Array, shift: Array, discount: Array
@@ -256,15 +268,11 @@ class TargetFreeLearner:
 
     def value(self, state: LearnerState, obs: Array, action: Array) -> Array:
         """The lower E[Z(s, a)] of the critics, in evaluation mode and scaled units. [B]"""
-        return jnp.min(
-            jnp.stack(
-                [
-                    self._mean(self.critic.apply(p, s, obs, action, train=False)[0])
-                    for p, s in zip(state.critics, state.stats, strict=True)
-                ]
-            ),
-            axis=0,
-        )
+        return jnp.min(self._mean(self._apply(state.critics, state.stats, obs, action, train=False)[0]), axis=0)
+
+    def _apply(self, critics: Params, stats: Stats, obs: Array, action: Array, *, train: bool) -> tuple[Array, Stats]:
+        """Outputs of all critics [critics, B, N], and their running statistics after this batch."""
+        return jax.vmap(lambda p, s: self.critic.apply(p, s, obs, action, train=train))(critics, stats)
 
     def injected(self, state: LearnerState) -> Genotype:
         """The actor as a genotype: on raw observations, without its log-std head."""
@@ -284,16 +292,17 @@ class TargetFreeLearner:
         value = self.value(state, obs, action)
         return jnp.mean(jnp.exp(state.log_temperature) * log_prob - value), -jnp.mean(log_prob)
 
-    def _update_actor(self, state: LearnerState, batch: Batch, key: Array) -> tuple[LearnerState, Means]:
+    def _update_actor(self, state: LearnerState, batch: Batch, key: Array, good: Array) -> tuple[LearnerState, Means]:
         noise = jax.random.normal(key, batch.transition.action.shape)
         (_, entropy), grad = jax.value_and_grad(self.actor_loss, has_aux=True)(
             state.actor, state, batch.transition.obs, noise
         )
-        steps, actor_optimiser = self._adam(self.config.actor_learning_rate).update(grad, state.actor_optimiser)
+        norm = optax.global_norm(grad)
+        good = good & finite(norm)
+        steps, actor_optimiser = adam.step(grad, state.actor_optimiser, self.config.actor_learning_rate, good)
         # d/d(log alpha) of alpha (H - H_target), with log alpha itself as the parameter (line 15)
-        temperature_grad = entropy - self.target_entropy
-        temperature_step, temperature_optimiser = self._adam(self.config.temperature_learning_rate).update(
-            temperature_grad, state.temperature_optimiser
+        temperature_step, temperature_optimiser = adam.step(
+            entropy - self.target_entropy, state.temperature_optimiser, self.config.temperature_learning_rate, good
         )
         state = state._replace(
             actor=optax.apply_updates(state.actor, steps),
@@ -303,7 +312,7 @@ class TargetFreeLearner:
         )
         # Only one update in `policy_delay` comes here: that many times the value makes the mean over all of them right.
         delay = self.config.policy_delay
-        return state, {"actor_gradient_norm": delay * optax.global_norm(grad), "entropy": delay * entropy}
+        return state, {"actor_gradient_norm": delay * norm, "entropy": delay * entropy}
 
     def _with_initial_value(self, params: Params) -> Params:
         """Head bias of a broad bell around `initial_value`; nan leaves it uniform over the support.
@@ -322,14 +331,17 @@ class TargetFreeLearner:
         bias = -0.5 * jnp.square((atoms - v) / jnp.maximum(width, atoms[1] - atoms[0]))
         return params | {"head": params["head"] | {"bias": bias}}
 
-    def _adam(self, learning_rate: float) -> optax.GradientTransformation:
-        return optax.adam(learning_rate)
-
     def _no_actor_metrics(self) -> Means:
         return {"actor_gradient_norm": jnp.float32(0), "entropy": jnp.float32(0)}
 
 
-def _kernel_norm(critics: tuple[Params, ...]) -> Array:
+def _kernel_norm(critics: Params) -> Array:
     """Norm of all hidden kernels together."""
-    hidden = [layer for critic in critics for name, layer in critic.items() if name != "head" and "kernel" in layer]
+    hidden = [layer for name, layer in critics.items() if name != "head" and "kernel" in layer]
     return optax.global_norm([layer["kernel"] for layer in hidden])
+
+
+def _unless_infinite(new: Any, old: Any) -> tuple[Any, Array]:
+    """The new moments, or the old ones and a failure where their sums exceed what float32 can hold."""
+    good = finite(new)
+    return jax.tree.map(lambda x, y: jnp.where(good, x, y), new, old), (~good).astype(jnp.int32)

@@ -43,16 +43,19 @@ def run(
     return state, buffer, total._replace(means={name: value / done for name, value in total.means.items()})
 
 
-def guard(
-    old: Any, new: Any, batch: Batch, priorities: Array, means: Means, statistics: Any = ()
-) -> tuple[Any, Array, Metrics]:
+def guard(old: Any, new: Any, batch: Batch, priorities: Array, means: Means) -> tuple[Any, Array, Metrics]:
     """What an update returns: with anything non-finite in it, it changes nothing but its counter."""
-    good_batch = _finite(batch.transition)
-    critic = (means["critic_gradient_norm"], means["critic_loss"], statistics)
-    good_critic, good_actor = _finite(critic), jnp.isfinite(means["actor_gradient_norm"])
-    good_priorities = _finite(priorities)
-    good = good_critic & good_actor & good_priorities
+    good, metrics = checked(batch, priorities, means)
     state = jax.tree.map(lambda x, y: jnp.where(good, x, y), new, old)
+    return state._replace(updates=old.updates + 1), jnp.where(good, priorities, jnp.nan), metrics
+
+
+def checked(batch: Batch, priorities: Array, means: Means, statistics: Any = ()) -> tuple[Array, Metrics]:
+    """Whether all of an update is finite, and its metrics: zero if it is not, with a failure of its first cause."""
+    good_batch = finite(batch.transition)
+    good_critic = finite((means["critic_gradient_norm"], means["critic_loss"], statistics))
+    good_actor, good_priorities = finite(means["actor_gradient_norm"]), finite(priorities)
+    good = good_critic & good_actor & good_priorities
     means = {name: jnp.where(good, value, 0.0) for name, value in means.items()}
     skipped = {
         "batch": ~good & ~good_batch,
@@ -60,10 +63,9 @@ def guard(
         "actor": good_batch & good_critic & ~good_actor,
         "priorities": good_batch & good_critic & good_actor & ~good_priorities,
     }
-    failures = {name: flag.astype(jnp.int32) for name, flag in skipped.items()}
-    metrics = Metrics(means, {}, failures)
-    return state._replace(updates=old.updates + 1), jnp.where(good, priorities, jnp.nan), metrics
+    return good, Metrics(means, {}, {name: flag.astype(jnp.int32) for name, flag in skipped.items()})
 
 
-def _finite(tree: Any) -> Array:
+def finite(tree: Any) -> Array:
+    """Whether all numbers of a tree are finite."""
     return jnp.all(jnp.stack([jnp.all(jnp.isfinite(leaf)) for leaf in jax.tree.leaves(tree)]))
