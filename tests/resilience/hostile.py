@@ -566,11 +566,12 @@ def attack(numbers: range, where: Path, commands: tuple[str, ...] = (*COMMANDS, 
         before, begun = snapshot(trial / "outside"), time.process_time()
         with contextlib.suppress(OSError):
             memory_mb(reset=True)
+        already = memory_mb()  # in a process that has run other tests
         try:
             verdict = attempt(command, folder)
         finally:
             os.chdir(here)
-        took, used = time.process_time() - begun, memory_mb()
+        took, used = time.process_time() - begun, memory_mb() - already
         slowest, largest = max(slowest, took), max(largest, used)
         if snapshot(trial / "outside") != before:
             verdict = f"WROTE OUTSIDE ({verdict})"
