@@ -43,7 +43,9 @@ def make_run(path, policy=HOPPER, fitness=FITNESS):
         for part, array in parts.items()
     }
     state |= {"algorithm/archive/fitness": fitness, "algorithm/archive/descriptor": DESCRIPTOR}
-    state["algorithm/archive/provenance/id"] = np.arange(40, 40 + n, dtype=np.int32)
+    provenance = {"id": np.arange(40, 40 + n), "parents": np.full((n, 2), -1), "operator": np.zeros(n)}
+    provenance["generation"] = np.ones(n)
+    state |= {f"algorithm/archive/provenance/{name}": x.astype(np.int32) for name, x in provenance.items()}
     metadata = {
         "task": {"name": "hopper", "backend": "native"},
         "policy": {"obs_size": policy.obs_size, "action_size": policy.action_size, "hidden": policy.hidden},

@@ -51,7 +51,7 @@ class Look:
         free = m.jnt_bodyid[mine & (m.jnt_type == FREE)]  # not that of things that lie around
         level = mine & (m.jnt_type == SLIDE) & (m.jnt_limited == 0) & (np.abs(m.jnt_axis[:, 2]) < 0.01)
         self.base = "free" if len(free) else "planar" if level.any() else "fixed"
-        self.root = int(free[0] if len(free) else m.jnt_bodyid[level][0] if level.any() else self._last_body())
+        self.root = int(free[0] if len(free) else m.jnt_bodyid[level][0] if level.any() else self._last_body(driven))
         if not m.body(self.root).name:
             what = "moves" if self.base != "fixed" else "is the last of the arm"
             raise UserError(f"{path}: the body that {what}, number {self.root}, needs a name")
@@ -76,12 +76,13 @@ class Look:
         mujoco.mj_forward(self.model, data)
         return data
 
-    def _last_body(self) -> int:
-        """The body at the end of the longest chain."""
-        depth = [0]
-        for parent in self.model.body_parentid[1:]:
+    def _last_body(self, driven: np.ndarray) -> int:
+        """The body at the end of the longest chain of those whose joints are `driven`."""
+        m, depth = self.model, [0]
+        for parent in m.body_parentid[1:]:
             depth.append(depth[parent] + 1)
-        return int(np.argmax(depth))
+        roots = m.body_rootid[m.jnt_bodyid[driven]] if len(driven) else m.body_rootid
+        return int(np.argmax(np.where(np.isin(m.body_rootid, roots), depth, -1)))
 
     def _bend(self) -> None:
         """Move joints that start outside of their ranges to the nearest end."""
@@ -299,7 +300,8 @@ def _reach(seen: Look, site: int) -> tuple[list[float], list[float]]:
         places.append(data.site_xpos[site].copy() if site >= 0 else data.xpos[seen.root].copy())
     found = np.percentile(places, (1, 99), axis=0)
     step = 10.0 ** np.floor(np.log10(max(np.ptp(found, axis=0).max(), 1e-3) / 10.0))
-    return (step * (np.floor(found[0] / step))).tolist(), (step * (np.ceil(found[1] / step))).tolist()
+    low, high = np.floor(found[0] / step), np.ceil(found[1] / step)
+    return (step * low).tolist(), (step * np.maximum(high, low + 1.0)).tolist()  # also where it cannot move
 
 
 def _rounded(value: float, digits: int = 2) -> float:
