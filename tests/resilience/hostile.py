@@ -476,7 +476,7 @@ def run(command: str, folder: Path) -> int:
     arguments = {
         "evaluate": ["--episodes", "1"],
         "render": ["--output", "best.gif", "--seconds", "1"],
-        "view": ["--no-browser", "--port", "18099"],
+        "view": ["--no-browser", "--port", str(20_000 + os.getpid() % 20_000)],
         "export": ["--output", "exported"],
         "adapt": ["--damage", "friction=0.5", "--trials", "2"],
         "resume": ["--generations", "10"],

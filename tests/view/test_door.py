@@ -80,7 +80,12 @@ def status(answer):
 
 def filled(server, text):
     """The bytes of a request in which TOKEN and HOST stand for those of a server."""
-    return text.replace("TOKEN", server.token).replace("HOST", f"127.0.0.1:{server.port}").encode("latin-1")
+    return (
+        text.replace("SWAPPED", server.token.swapcase())
+        .replace("TOKEN", server.token)
+        .replace("HOST", f"127.0.0.1:{server.port}")
+        .encode("latin-1")
+    )
 
 
 def get(target="/TOKEN/run", *headers, host="HOST", method="GET", version="HTTP/1.1"):
@@ -107,7 +112,7 @@ ATTACKS = [
     *((get(method=m), 405) for m in ("POST", "DELETE", "PATCH", "CONNECT", "PRI", "GETT")),
     *((get(method=m), 400) for m in ("get", "G\0ET", "<b>", "", " GET", "GET\t", "GE T")),
     # The token: missing, shortened, changed, encoded, at another place
-    *((get(f"/{t}/run"), 403) for t in ("", "x", "%00", "TOKEN%00", "TOKEN%2f", "TOKENx", "..", "TOKE", "%54OKEN")),
+    *((get(f"/{t}/run"), 403) for t in ("", "x", "%00", "TOKEN%00", "TOKEN%2f", "TOKENx", "..", "SWAPPED", "%54OKEN")),
     *((get(t), 403) for t in ("/", "/run", "/run?token=TOKEN", "//TOKEN/run", "/./TOKEN/run", "/x/../TOKEN/run")),
     *((get(t), 403) for t in ("/?/TOKEN/run", "/x/TOKEN/run", "/#/TOKEN/run", "/%2fTOKEN/run", "/;TOKEN/run", "//[x")),
     (get("/run", "Cookie: token=TOKEN", "Authorization: Bearer TOKEN", "Referer: http://HOST/TOKEN/"), 403),
