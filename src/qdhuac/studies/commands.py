@@ -7,9 +7,10 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from qdhuac.errors import UserError, os_errors_as
+from qdhuac.files import inside
 from qdhuac.studies import catalogue, worker
 from qdhuac.studies.catalogue import Run
-from qdhuac.studies.folder import FINISHED, Found, look, write
+from qdhuac.studies.folder import FINISHED, LOGS, Found, look, write
 from qdhuac.studies.local import Local, cores
 from qdhuac.studies.pool import Executor, Pool
 from qdhuac.studies.ray import Ray
@@ -54,6 +55,7 @@ def study(name: str, scale: str, seeds: int | None, root: Path, jobs: int | None
     code = 0
     if executor is not None:
         with os_errors_as(UserError, f"--root {root}: cannot be written"):
+            inside(root, LOGS).mkdir(exist_ok=True)
             for run in left:  # remove what an earlier Ctrl-C has left
                 worker.stop_file(root, run).unlink(missing_ok=True)
         executor.prepare(root, left, jobs)

@@ -63,7 +63,7 @@ def write(root: Path, name: str, scale: str, seeds: int) -> Path:
         if other.parent == folder:
             seeds = max(seeds, record["seeds"])  # a smaller number does not forget the other runs
     try:
-        for path in (RUNS, CONFIGS, LOGS, folder.name):
+        for path in (RUNS, CONFIGS, folder.name):
             inside(root, path).mkdir(parents=True, exist_ok=True)
         for run in catalogue.runs(name, scale, seeds):
             replace_file(config_file(root, run.folder), config.to_toml(run.config).encode())
