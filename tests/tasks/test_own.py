@@ -35,7 +35,7 @@ def test_it_is_evaluated_again(run_dir):
 def test_another_task_is_refused(run_dir):
     with pytest.raises(UserError, match="descriptor_bounds: the run was trained with"):
         qdhuac.evaluate(ReachTask().changed(descriptor_bounds=((-9.0,), (9.0,))), run_dir)
-    with pytest.raises(UserError, match="critic.v_min, critic.v_max: missing"):
+    with pytest.raises(UserError, match=r"critic\.v_min, critic\.v_max: missing"):
         qdhuac.train(ReachTask().changed(support=(math.nan, math.nan)), run_dir.parent / "none", preset="smoke")
     with pytest.raises(UserError, match="task: expected an object with a `spec`"):
         qdhuac.train(object(), run_dir.parent / "none")
