@@ -12,6 +12,7 @@ import sys
 from pathlib import Path
 from urllib.request import urlopen
 
+import fake_study
 import jax
 import pytest
 import quick
@@ -111,8 +112,8 @@ def qdhuac(arguments, done):
         view(arguments)
     elif "--devices" in arguments:
         finish(start(arguments, int(arguments[arguments.index("--devices") + 1])))
-    elif arguments[0] in ("render", "study", "task"):  # before MuJoCo is imported, or leave traces
-        finish(start(arguments))
+    elif arguments[0] in ("render", "task") or (arguments[0] == "study" and "--dry-run" not in arguments):
+        finish(start(arguments))  # before MuJoCo is imported; a study waits for processes and signals
     else:
         assert cli.main(arguments) == 0, arguments
 
@@ -127,9 +128,11 @@ def small(words):
         skip = word in BUDGETS
     seeds = ["--seeds", "2"] if "--seeds" in options else []
     preset = [] if "--config" in options else ["--preset", "smoke"]
-    # How several devices, processes and seeds learn is tested in tests/training: here they need not compile a learner.
+    # How algorithms learn, on several devices too, is tested elsewhere: here one command compiles a learner's updates.
     if {"--devices", "--process", "--seeds"} & set(options) and "--algorithm" not in options:
         preset += ["--algorithm", "dns"]
+    elif "--config" not in options and "map_elites" not in options and "learner.utd" not in " ".join(options):
+        preset += ["--set", "learner.utd=1e-6"]
     smoke = ["--scale", "smoke", "--seeds", "1"]
     more = {
         "train": [*preset, "--generations", "2", *seeds],
@@ -137,16 +140,18 @@ def small(words):
         "evaluate": ["--episodes", "2"],
         "adapt": ["--trials", "2"],
         "render": ["--seconds", "1"],
-        "study": smoke if "smoke" in options else ["--dry-run"],
+        "study": smoke if "smoke" in options and "--executor" not in options else ["--dry-run"],
         "view": ["--no-browser", "--port", str(free_port())],
     }
     return [*kept, *more.get(command, [])]
 
 
 def provide(words, runs):
-    """Copy a run that the page uses without making it."""
+    """Copy a run, or make up a study, that the page uses without making it."""
     for word in words:
         path = Path(word)
+        if path == Path("studies/target-smoke") and not path.exists():
+            fake_study.write_study(path.parent, "target", "smoke", 1)
         if path.parent == Path("runs") and path.name in ROBOTS and words[0] != "train" and not path.exists():
             shutil.copytree(runs / path.name, path)
 

@@ -1,9 +1,8 @@
 """The learner alone: it learns, its rollouts explore, and the archive holds the actors that were rolled out."""
 
-import jax
 import jax.numpy as jnp
 import numpy as np
-from reach import STEPS, ReachTask, generation, made_by
+from reach import STEPS, ReachTask, begun, generation, made_by
 
 from qdhuac.algorithms import specs
 from qdhuac.algorithms.specs import build as build_algorithm
@@ -20,7 +19,7 @@ def test_it_learns_from_its_own_exploration_only():
     }
     task = ReachTask()
     algorithm = build_algorithm(specs.make("actor", "smoke", settings), task)
-    state = algorithm.init(jax.random.key(0))
+    state = begun(algorithm)
     fitness = []
     for _ in range(60):
         state, emission, evaluation, _ = generation(task, algorithm, state, jnp.int32(40))

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from reach import STEPS, ReachTask, generation, made_by, numbers
+from reach import STEPS, ReachTask, asked, begun, generation, made_by, numbers
 
 from qdhuac import config as configuration
 from qdhuac.algorithms import specs
@@ -19,6 +20,7 @@ from qdhuac.emitters.gradient import gradient_mutation
 from qdhuac.errors import UserError
 
 
+@functools.cache
 def make(**overrides):
     values = {
         "emitter.batch_size": 10,
@@ -39,7 +41,7 @@ def make(**overrides):
 def trained():
     """Thirty generations, and the metrics of the first and the last."""
     task, algorithm = make(emitter__exploration_rollouts=2)
-    state = algorithm.init(jax.random.key(0))
+    state = begun(algorithm)
     records = []
     for _ in range(30):
         state, emission, evaluation, record = generation(task, algorithm, state, jnp.int32(100))
@@ -50,10 +52,10 @@ def trained():
 @pytest.mark.parametrize(("explorers", "expected"), [(0, [5, 4, 1, 0]), (2, [4, 3, 1, 2])])
 def test_offspring_are_split_among_the_operators(explorers, expected):
     _, algorithm = make(emitter__exploration_rollouts=explorers)
-    state, ask = algorithm.init(jax.random.key(0)), jax.jit(algorithm.ask)
-    assert made_by(algorithm, ask(state)) == ["random"] * (10 - explorers) + ["explore"] * explorers
+    state = begun(algorithm)
+    assert made_by(algorithm, asked(algorithm, state)) == ["random"] * (10 - explorers) + ["explore"] * explorers
     state = state._replace(archive=state.archive._replace(fitness=state.archive.fitness.at[0].set(1.0)))
-    operators = made_by(algorithm, ask(state))
+    operators = made_by(algorithm, asked(algorithm, state))
     assert [operators.count(o) for o in ("isoline", "gradient", "actor", "explore")] == expected
 
 
@@ -75,14 +77,20 @@ def test_offspring_are_split_among_the_operators(explorers, expected):
 def test_results_of_a_wrong_shape_are_refused_by_name(algorithm, name, change):
     if (algorithm == "dns" and "transitions" in name) or (algorithm != "qd_pg" and "contacts" in name):
         pytest.skip("it does not look at them")
+    ring, *shapes = results(algorithm)
+    with pytest.raises(UserError, match=f"^{name}: "):
+        jax.eval_shape(lambda state, sent, found: ring.tell(state, sent, change(found)), *shapes)
+    jax.eval_shape(ring.tell, *shapes)
+
+
+@functools.cache
+def results(algorithm):
+    """An algorithm, and the shapes of its state, of what it asks for, and of the results."""
     task = ReachTask().changed(contacts=algorithm == "qd_pg")
     ring = build_algorithm(specs.make(algorithm, "smoke", {"task.episode_length": STEPS}), task)
-    state = ring.init(jax.random.key(0))
-    emission = ring.ask(state)
-    evaluation = task.evaluate(emission.genotypes, jax.random.key(1), emission.exploration)
-    with pytest.raises(UserError, match=f"^{name}: "):
-        jax.eval_shape(ring.tell, state, emission, change(evaluation))
-    jax.eval_shape(ring.tell, state, emission, evaluation)
+    state = jax.eval_shape(ring.init, jax.random.key(0))
+    emission = jax.eval_shape(ring.ask, state)
+    return ring, state, emission, jax.eval_shape(task.evaluate, emission.genotypes, state.key, emission.exploration)
 
 
 def _column(evaluation, **columns):
@@ -91,7 +99,7 @@ def _column(evaluation, **columns):
 
 def test_the_injected_genotype_is_the_learners_actor_without_its_head(trained):
     _, algorithm, state, *_ = trained
-    emission = algorithm.ask(state)
+    emission = asked(algorithm, state)
     operators = made_by(algorithm, emission)
     slot = operators.index("actor")
     for child, actor in zip(*map(jax.tree.leaves, (emission.genotypes, state.learner.actor.policy)), strict=True):
@@ -124,7 +132,8 @@ def test_it_learns_to_reach_the_goal(trained):
 def test_gradient_children_improve_on_their_parents_by_the_critics_own_measure(trained):
     _, algorithm, state, *_ = trained
     (climb,) = (emitter for emitter, _ in algorithm.emitters if emitter.name == "gradient")
-    offspring = climb.ask(jax.random.key(5), (), Seen(state.archive, state.replay, state.learner), 4)
+    seen = Seen(state.archive, state.replay, state.learner)
+    offspring = jax.jit(climb.ask, static_argnums=3)(jax.random.key(5), (), seen, 4)
     children, slots = offspring.genotypes, offspring.parents[:, 0]
     obs = algorithm.replay.sample(state.replay, jax.random.key(6), 256).transition.obs
 
@@ -132,7 +141,8 @@ def test_gradient_children_improve_on_their_parents_by_the_critics_own_measure(t
         return jnp.mean(algorithm.learner.value(state.learner, obs, algorithm.learner.policy.act(genotype, obs)))
 
     parents = jax.tree.map(lambda x: x[slots], state.archive.genotypes)
-    assert np.all(np.asarray(jax.vmap(value)(children)) > np.asarray(jax.vmap(value)(parents)))
+    better = jax.jit(jax.vmap(value))
+    assert np.all(np.asarray(better(children)) > np.asarray(better(parents)))
 
 
 def test_gradient_mutation_is_adam_from_a_fresh_start():
@@ -195,7 +205,7 @@ def test_gradient_mutation_draws_new_states_for_every_step_and_parent():
 @pytest.mark.parametrize("occupied", [False, True])
 def test_with_an_empty_archive_no_gradient_steps_are_made(occupied):
     _, algorithm = make(emitter__gradient_steps=4)
-    state = algorithm.init(jax.random.key(0))
+    state = begun(algorithm)
     if occupied:
         state = state._replace(archive=state.archive._replace(fitness=state.archive.fitness.at[0].set(1.0)))
     looks = []
@@ -213,12 +223,12 @@ def test_with_an_empty_archive_no_gradient_steps_are_made(occupied):
 
 def test_a_rollout_with_nan_enters_neither_archive_nor_replay():
     task, algorithm = make()
-    state = algorithm.init(jax.random.key(0))
-    emission = algorithm.ask(state)
+    state = begun(algorithm)
+    emission = asked(algorithm, state)
     evaluation = task.evaluate(emission.genotypes, jax.random.key(1))
     rewards = evaluation.transitions.reward.at[3, 2].set(jnp.nan)
     evaluation = evaluation._replace(transitions=evaluation.transitions._replace(reward=rewards))
-    state, told = algorithm.tell(state, emission, evaluation)
+    state, told = jax.jit(algorithm.tell)(state, emission, evaluation)
     record = numbers(told.metrics)
     assert int(record["rejected_reward"]) == int(record["rejected"]) == 1
     assert int(state.replay.size) == 9 * STEPS
@@ -226,20 +236,24 @@ def test_a_rollout_with_nan_enters_neither_archive_nor_replay():
     assert bool(jnp.all(jnp.isfinite(state.replay.rows)))
 
 
+@functools.partial(jax.jit, static_argnums=0)
+def learn(algorithm, state, updates):
+    return algorithm.learn(state, updates)
+
+
 def test_nothing_is_learnt_from_an_empty_buffer():
-    _, algorithm = make()
-    state = algorithm.init(jax.random.key(0))
-    after, _ = jax.jit(algorithm.learn)(state, jnp.int32(5))
+    _, algorithm = make(emitter__exploration_rollouts=2)  # as `trained`
+    state = begun(algorithm)
+    after, _ = learn(algorithm, state, jnp.int32(5))
     for a, b in zip(jax.tree.leaves(after._replace(key=0)), jax.tree.leaves(state._replace(key=0)), strict=True):
         np.testing.assert_array_equal(a, b)
 
 
 def test_updates_do_not_depend_on_how_they_are_chunked():
-    task, algorithm = make()
-    state, *_ = generation(task, algorithm, algorithm.init(jax.random.key(0)), jnp.int32(1))
-    learn = jax.jit(algorithm.learn)
-    whole, _ = learn(state, jnp.int32(30))
-    parts, _ = learn(learn(state, jnp.int32(11))[0], jnp.int32(19))
+    task, algorithm = make(emitter__exploration_rollouts=2)  # as `trained`
+    state, *_ = generation(task, algorithm, begun(algorithm), jnp.int32(1))
+    whole, _ = learn(algorithm, state, jnp.int32(30))
+    parts, _ = learn(algorithm, learn(algorithm, state, jnp.int32(11))[0], jnp.int32(19))
     for a, b in zip(jax.tree.leaves(whole.learner), jax.tree.leaves(parts.learner), strict=True):
         np.testing.assert_array_equal(a, b)
 

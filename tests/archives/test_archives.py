@@ -23,6 +23,7 @@ ARCHIVES = {
     "cvt": GridArchive.cvt(CAPACITY, LOW, HIGH),
 }
 ADD = {name: jax.jit(archive.add) for name, archive in ARCHIVES.items()}
+CELLS = {name: jax.jit(ARCHIVES[name].cells) for name in ("grid", "cvt")}
 every_archive = pytest.mark.parametrize("kind", ARCHIVES)
 PROPERTY = settings(max_examples=40, deadline=None, database=None, derandomize=True)
 
@@ -39,10 +40,10 @@ def population(fitness, size):
 def individuals(members, first_id=0):
     """From (fitness, descriptor) pairs; the genotype repeats the id, so that a mix-up of slots shows."""
     fitness, descriptor = zip(*members, strict=True)
-    ids = jnp.arange(first_id, first_id + len(members), dtype=jnp.int32)
-    provenance = Provenance(ids, jnp.stack([ids, ids], -1), ids, ids)
-    genotypes = {"a": ids.astype(jnp.float32), "b": jnp.tile(ids.astype(jnp.float32)[:, None], (1, 2))}
-    return Individuals(genotypes, jnp.array(fitness, jnp.float32), jnp.array(descriptor, jnp.float32), provenance)
+    ids = np.arange(first_id, first_id + len(members), dtype=np.int32)
+    provenance = Provenance(ids, np.stack([ids, ids], -1), ids, ids)
+    genotypes = {"a": ids.astype(np.float32), "b": np.tile(ids.astype(np.float32)[:, None], (1, 2))}
+    return Individuals(genotypes, np.array(fitness, np.float32), np.array(descriptor, np.float32), provenance)
 
 
 def random_individuals(seed, size, first_id=0):
@@ -50,6 +51,7 @@ def random_individuals(seed, size, first_id=0):
     return individuals(list(zip(random.normal(size=size), random.random((size, 2)), strict=True)), first_id)
 
 
+@functools.cache
 def start(kind):
     return ARCHIVES[kind].init(individuals([(0.0, (0.0, 0.0))]))
 
@@ -336,7 +338,7 @@ def test_a_batch_in_a_grid_equals_map_elites_one_at_a_time(kind, batches):
     elites, state = {}, start(kind)
     for turn, members in enumerate(batches):
         offspring = individuals(members, turn * BATCH)
-        cells = np.asarray(ARCHIVES[kind].cells(offspring.descriptor))
+        cells = np.asarray(CELLS[kind](offspring.descriptor))
         for i, (fitness, _) in enumerate(members):
             if np.isfinite(fitness) and fitness > elites.get(cells[i], (-np.inf,))[0]:
                 elites[cells[i]] = (fitness, turn * BATCH + i)

@@ -23,20 +23,24 @@ REPLAY = Replay(64, OBS, 1)
 
 def archive(policy, slots=8):
     """Individuals in slots 1, 3, 4 and 6, by far the fittest in 4; the last two biases say which slot it is."""
-    fitness = jnp.full(slots, -jnp.inf).at[jnp.array([1, 3, 4, 6])].set(jnp.array([-1e6, 1.0, 1e6, 2.0]))
-    genotypes = jax.vmap(policy.init)(jax.random.split(jax.random.key(0), slots))
-    return Individuals(genotypes, fitness, jnp.zeros((slots, 1)), None)
+    fitness = np.full(slots, -np.inf, np.float32)
+    fitness[[1, 3, 4, 6]] = -1e6, 1.0, 1e6, 2.0
+    genotypes = jax.jit(jax.vmap(policy.init))(jax.random.split(jax.random.key(0), slots))
+    return Individuals(genotypes, jnp.asarray(fitness), jnp.zeros((slots, 1)), None)
 
 
 def stored(signs, priorities):
     """A buffer whose observations [sign, 1] have these priorities."""
-    signs = jnp.asarray(signs, jnp.float32)
     n = len(signs)
-    obs = jnp.stack([signs, jnp.ones(n)], axis=-1)
-    rows = Transition(obs, jnp.zeros((n, 1)), jnp.zeros(n), jnp.zeros(n), obs)
-    return REPLAY.set_priorities(
-        REPLAY.add(REPLAY.init(), rows, jnp.ones(n, bool)), jnp.arange(n), jnp.asarray(priorities, jnp.float32)
-    )
+    obs = np.stack([signs, np.ones(n)], axis=-1).astype(np.float32)
+    rows = Transition(obs, np.zeros((n, 1), np.float32), np.zeros(n, np.float32), np.zeros(n, np.float32), obs)
+    return _stored(rows, np.asarray(priorities, np.float32))
+
+
+@jax.jit
+def _stored(rows, priorities):
+    n = len(priorities)
+    return REPLAY.set_priorities(REPLAY.add(REPLAY.init(), rows, jnp.ones(n, bool)), jnp.arange(n), priorities)
 
 
 AGENT = td3(Policy(OBS + 1, 1, (32, 32)))
@@ -52,7 +56,7 @@ EMITTERS = {
 @pytest.mark.parametrize("name", EMITTERS)
 def test_parents_are_drawn_uniformly_from_the_archive(name):
     emitter, n = EMITTERS[name], 1600
-    seen = Seen(archive(POLICY), stored([1.0, -1.0], [1.0, 1.0]), AGENT.init(jax.random.key(0)))
+    seen = Seen(archive(POLICY), stored([1.0, -1.0], [1.0, 1.0]), jax.jit(AGENT.init)(jax.random.key(0)))
     parents = np.asarray(jax.jit(emitter.ask, static_argnums=3)(jax.random.key(1), (), seen, n).parents)
     for drawn in parents.T if name == "isoline" else parents[:, :1].T:
         counts = np.bincount(drawn, minlength=8)
@@ -78,9 +82,9 @@ def climb(value, buffer, *, steps=1, n=4, batch_size=64):
     """How far the weights of children are from those of their parents. Leaves [n, ...]"""
     emitter = GradientChildren(value, LINEAR, REPLAY, batch_size, steps, RATE)
     seen = Seen(archive(LINEAR), buffer, None)
-    out = emitter.ask(jax.random.key(1), (), seen, n)
+    out = jax.jit(emitter.ask, static_argnums=3)(jax.random.key(1), (), seen, n)
     return jax.tree.map(
-        lambda child, old: np.asarray(child - old[out.parents[:, 0]]), out.genotypes, seen.archive.genotypes
+        lambda child, old: np.asarray(child) - np.asarray(old)[out.parents[:, 0]], out.genotypes, seen.archive.genotypes
     )
 
 
@@ -115,23 +119,24 @@ def test_every_step_and_every_child_draws_states_of_its_own():
 @pytest.mark.parametrize("n", [1, gradient.AT_ONCE, gradient.AT_ONCE + 1])
 def test_many_children_equal_the_same_children_made_in_small_batches(n):
     """Each child moves towards its own context, however many are computed at once."""
-    goals = jnp.linspace(-1.0, 1.0, n)[:, None]
-    children = gradient_mutation(
-        jax.random.key(0),
-        {"x": jnp.zeros((n, 1))},
-        lambda key: jnp.zeros(1),
-        lambda genotype, _, goal: -jnp.sum(jnp.square(genotype["x"] - goal)),
-        goals,
-        steps=1,
-        learning_rate=RATE,
+    goals = np.linspace(-1.0, 1.0, n, dtype=np.float32)[:, None]
+
+    @jax.jit
+    def mutate(parents, goals):
+        near = lambda genotype, _, goal: -jnp.sum(jnp.square(genotype["x"] - goal))  # noqa: E731
+        observe = lambda key: jnp.zeros(1)  # noqa: E731
+        return gradient_mutation(jax.random.key(0), parents, observe, near, goals, steps=1, learning_rate=RATE)
+
+    np.testing.assert_allclose(
+        mutate({"x": np.zeros((n, 1), np.float32)}, goals)["x"], RATE * np.sign(goals), atol=1e-5
     )
-    np.testing.assert_allclose(children["x"], RATE * jnp.sign(goals), atol=1e-5)
 
 
 def test_no_steps_are_made_while_the_archive_is_empty():
     emitter = GradientChildren(wanted, LINEAR, REPLAY, 4, 5, RATE)
     full = archive(LINEAR)
-    empty = full._replace(fitness=jnp.full(8, -jnp.inf))
-    out = emitter.ask(jax.random.key(1), (), Seen(empty, stored([1.0], [1.0]), None), 3)
-    parents = jax.tree.map(lambda x: x[out.parents[:, 0]], empty.genotypes)
+    empty = full._replace(fitness=np.full(8, -np.inf, np.float32))
+    seen = Seen(empty, stored([1.0], [1.0]), None)
+    out = jax.jit(emitter.ask, static_argnums=3)(jax.random.key(1), (), seen, 3)
+    parents = jax.tree.map(lambda x: np.asarray(x)[out.parents[:, 0]], empty.genotypes)
     jax.tree.map(np.testing.assert_array_equal, out.genotypes, parents)

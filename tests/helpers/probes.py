@@ -27,12 +27,14 @@ SMALL = {
 START, SECOND = jnp.array([1.0, -1.0]), jnp.array([-1.0, 1.0])
 
 
+@functools.cache
 def one_step():
     """Every action ends the episode with reward 1: Q = 1."""
     action = _actions()
     return _rows(START, action, 1.0, 1.0, START)
 
 
+@functools.cache
 def two_steps():
     """START -> SECOND (reward 0) -> end (reward 1): Q(SECOND) = 1, Q(START) = gamma."""
     action = _actions()
@@ -41,17 +43,20 @@ def two_steps():
     return jax.tree.map(lambda x, y: jnp.concatenate([x, y]), first, second)
 
 
+@functools.cache
 def endless():
     """Reward 1 without end; each row is a truncated step and so not terminal: Q = 1 / (1 - gamma)."""
     return _rows(START, _actions(), 1.0, 0.0, START)
 
 
+@functools.cache
 def choose(best: float = 0.5):
     """One step with reward 1 - 4 (a - best)^2: the best action is `best`, worth 1."""
     action = _actions()
     return _rows(START, action, 1.0 - 4.0 * jnp.square(action[:, 0] - best), 1.0, START)
 
 
+@functools.cache
 def corridor():
     """A walk from anywhere in [-1, 1] to the end at 1, where each step costs 1: at best up to 27 steps."""
     position, action = jax.random.uniform(jax.random.key(8), (ROWS,), minval=-1.0, maxval=1.0), _actions()

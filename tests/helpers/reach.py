@@ -70,6 +70,17 @@ def made_by(algorithm, emission):
     return [algorithm.operators[i] for i in np.asarray(emission.provenance.operator)]
 
 
+@functools.partial(jax.jit, static_argnums=0)
+def begun(algorithm):
+    """The state of an algorithm at the start."""
+    return algorithm.init(jax.random.key(0))
+
+
+@functools.partial(jax.jit, static_argnums=0)
+def asked(algorithm, state):
+    return algorithm.ask(state)
+
+
 @functools.partial(jax.jit, static_argnums=(0, 1))
 def generation(task, algorithm, state, updates):
     emission = algorithm.ask(state)

@@ -1,6 +1,7 @@
 """Toys that compile quickly: a task without physics, and an algorithm that learns nothing useful."""
 
 import dataclasses
+import functools
 
 import jax
 import jax.numpy as jnp
@@ -54,6 +55,7 @@ class ToyLearner:
         return {**learner, "walk": walk, "key": key}, buffer, metrics
 
 
+@functools.cache  # what is the same object is compiled once
 def toy_algorithm(learner=None, updates_per_step=0.5):
     """Evolution of four numbers, beside a learner if one is given."""
 

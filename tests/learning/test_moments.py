@@ -105,17 +105,18 @@ def test_moments_beyond_float32_are_left_as_they_were_and_counted_by_name(huge, 
 
 def test_a_learner_with_scaled_rewards_learns_the_same_whatever_their_unit():
     """Rewards a thousand times as large give the same actor, and values a thousand times as large."""
+    config = LearnerConfig(normalise_rewards=True, batch_size=32)
+    learner = TargetFreeLearner(Policy(1, 1, (8,)), CriticConfig(width=8, blocks=1, v_min=-5.0, v_max=5.0), config)
+    learn = jax.jit(learner.learn, static_argnums=1)
 
     def learnt(scale):
-        config = LearnerConfig(normalise_rewards=True, batch_size=32)
-        learner = TargetFreeLearner(Policy(1, 1, (8,)), CriticConfig(width=8, blocks=1, v_min=-5.0, v_max=5.0), config)
         t, stored = episodes(scale)
         replay = Replay(64, 1, 1)
         rows = jax.tree.map(lambda x: x.reshape(60, *x.shape[2:]), t)
         buffer = replay.add(replay.init(), rows, stored.reshape(-1))
         state = learner.init(jax.random.key(0))
         state = state._replace(returns=moments.add_returns(state.returns, t, stored, config.discount))
-        state, _, metrics = jax.jit(learner.learn, static_argnums=1)(state, replay, buffer, jax.random.key(1), 5)
+        state, _, metrics = learn(state, replay, buffer, jax.random.key(1), 5)
         return state, metrics
 
     (one, metrics), (other, large) = learnt(1.0), learnt(1000.0)

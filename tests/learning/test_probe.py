@@ -145,18 +145,3 @@ def test_the_probe_does_not_change_the_run(make_runner):
     assert all(row["probe_gap"] is not None for row in rows)
     theirs = flatten(watched.state)
     assert all(array.tobytes() == theirs[name].tobytes() for name, array in flatten(plain.state).items())
-
-
-def test_a_run_with_a_probe_can_be_stopped_and_resumed(make_runner):
-    whole = make_runner("whole", learning=True, task=ReachTask(), algorithm=algorithm(True), learner__probe=True)
-    assert whole.run()
-    half = make_runner(
-        "half", learning=True, task=ReachTask(), algorithm=algorithm(True), learner__probe=True, run__generations=2
-    )
-    assert half.run()
-    half.folder.unlock()
-    rest = make_runner(
-        "half", again=True, learning=True, task=ReachTask(), algorithm=algorithm(True), learner__probe=True
-    )
-    assert rest.run()
-    assert lines(rest) == lines(whole)

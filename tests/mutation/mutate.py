@@ -1,31 +1,45 @@
 """Plant one small bug at a time in the core, and print those that no test detects.
 
     python tests/mutation/mutate.py                            # 40 bugs, drawn from all files
-    python tests/mutation/mutate.py learning archives --bugs 0  # every bug of these rooms: hours
+    python tests/mutation/mutate.py learning archives --bugs 0  # every bug of these rooms
 
-A file is tested by the test file of its name if there is one, otherwise by the tests of its room. `survivors.toml`
-holds survivors that were judged, by file, each with the reason why it may live; they are not planted again.
+A file is tested by the test file of its name if there is one, otherwise by the tests of its room: first those that
+detected a bug of this file before, then the quickest. `survivors.toml` holds survivors that were judged, by file, each
+with the reason why it may live; they are not planted again.
 """
 
 from __future__ import annotations
 
 import argparse
 import ast
+import collections
+import contextlib
 import copy
+import importlib
+import itertools
+import json
 import os
 import random
+import select
 import shutil
-import subprocess
+import signal
 import sys
 import tempfile
 import tomllib
+import traceback
 from collections.abc import Iterator
 from pathlib import Path
+
+import pytest
 
 WIDTH = 110  # characters around a bug by which it is known
 ROOT = Path(__file__).parents[2]
 ROOMS = ("metrics.py", "archives", "emitters", "learning", "algorithms")
-MIRRORED = {"learning/target_free.py": "learning/test_learner.py"}
+MIRRORED = {
+    "learning/target_free.py": ["learning/test_learner.py"],
+    "algorithms/engine.py": ["algorithms/test_evolution.py", "algorithms/test_qdhuac.py"],
+    "algorithms/specs.py": ["test_config.py"],
+}
 SWAPS = {
     ast.Add: ast.Sub, ast.Sub: ast.Add, ast.Mult: ast.Div, ast.Div: ast.Mult, ast.FloorDiv: ast.Mult, ast.Mod: ast.Mult,
     ast.Pow: ast.Mult, ast.BitAnd: ast.BitOr, ast.BitOr: ast.BitAnd, ast.And: ast.Or, ast.Or: ast.And,
@@ -112,43 +126,97 @@ def main() -> int:
     survivors = 0
     with tempfile.TemporaryDirectory() as scratch:
         for part in ("src", "tests"):
-            shutil.copytree(ROOT / part, Path(scratch) / part)
+            shutil.copytree(ROOT / part, Path(scratch) / part, ignore=shutil.ignore_patterns("__pycache__"))
         shutil.copy(ROOT / "pyproject.toml", scratch)
-        for tests in dict.fromkeys(mirrored(name) for name, _, _ in planted):
-            if not passes(scratch, tests):
-                sys.stderr.write(f"{tests}: fails without any bug\n")
+        prepare(scratch)
+        for name, of_file in itertools.groupby(planted, key=lambda bug: bug[0]):
+            tests, file = mirrored(name), Path(scratch, "src", "qdhuac", name)
+            failed, seconds = tried(scratch, tests, {})
+            if failed:
+                sys.stderr.write(f"{failed}: fails without any bug\n")
                 return 1
-        for name, what, text in planted:
-            file = Path(scratch, "src", "qdhuac", name)
+            order = {test: (0, s) for test, s in seconds.items()}
             sound = file.read_text()
-            file.write_text(text)
-            survived = passes(scratch, mirrored(name))
+            for _, what, text in of_file:
+                file.write_text(text)
+                failed, _ = tried(scratch, tests, order, patience=60 + 5 * sum(seconds.values()))
+                if failed in order:
+                    order[failed] = (order[failed][0] - 1, order[failed][1])
+                survivors += not failed
+                sys.stdout.write(f"{'killed  ' if failed else 'SURVIVED'} {name} {what}\n")
+                sys.stdout.flush()
             file.write_text(sound)
-            survivors += survived
-            sys.stdout.write(f"{'SURVIVED' if survived else 'killed  '} {name} {what}\n")
-            sys.stdout.flush()
     sys.stdout.write(f"{survivors} of {len(planted)} bugs survived\n")
     return int(survivors > 0)
 
 
-def mirrored(name: str) -> str:
-    """The tests of a file, a file or a folder below `tests`."""
+def mirrored(name: str) -> list[str]:
+    """The tests of a file: files or folders below `tests`."""
     path = Path(name)
-    own = MIRRORED.get(name, str(path.parent / f"test_{path.stem}.py"))
-    return own if (ROOT / "tests" / own).exists() else str(path.parent)
+    own = str(path.parent / f"test_{path.stem}.py")
+    return MIRRORED.get(name) or [own if (ROOT / "tests" / own).exists() else str(path.parent)]
 
 
-def passes(scratch: str, tests: str) -> bool:
-    """Whether tests pass; if they hang, they do not."""
-    environment = os.environ | {
-        "PYTHONPATH": f"{scratch}/src:{scratch}/tests/helpers",
-        "JAX_COMPILATION_CACHE_DIR": f"{scratch}/cache",
-    }
-    command = [sys.executable, "-m", "pytest", "-n0", "-x", f"{scratch}/tests/{tests}"]
-    try:
-        return not subprocess.run(command, cwd=scratch, env=environment, capture_output=True, timeout=1200).returncode
-    except subprocess.TimeoutExpired:
-        return False
+def prepare(scratch: str) -> None:
+    """Import what all tests need, but nothing of the package, and do not start JAX: then the process can fork."""
+    os.environ["QDHUAC_TESTS"] = f"{scratch}/cache"
+    os.environ["PYTHONPATH"] = f"{scratch}/src:{scratch}/tests/helpers"
+    sys.path[:0] = [f"{scratch}/src", f"{scratch}/tests/helpers"]
+    sys.dont_write_bytecode = True  # two bugs in a second may have the same size
+    for module in ("quick", "jax.numpy", "optax", "scipy.stats"):  # not Hypothesis, a plugin of pytest
+        importlib.import_module(module)
+
+
+class Order:
+    """A plugin of pytest: the tests of a file in a given order, how long each takes, and the first that fails."""
+
+    def __init__(self, order: dict[str, tuple[int, float]]) -> None:
+        self.order = order
+        self.failed = ""
+        self.seconds: dict[str, float] = collections.defaultdict(float)
+
+    @pytest.hookimpl(trylast=True)
+    def pytest_collection_modifyitems(self, items: list[pytest.Item]) -> None:
+        best = {}
+        for item in items:
+            best[item.path] = min(best.get(item.path, (1, 0.0)), self.order.get(item.nodeid, (0, 0.0)))
+        items.sort(key=lambda item: (best[item.path], str(item.path), self.order.get(item.nodeid, (0, 0.0))))
+
+    def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
+        self.seconds[report.nodeid] += report.duration
+        if report.failed:
+            self.failed = self.failed or report.nodeid
+
+
+def tried(
+    scratch: str, tests: list[str], order: dict[str, tuple[int, float]], patience: float = 1200.0
+) -> tuple[str, dict[str, float]]:
+    """The first test that fails, "" if all pass, and the seconds of each; in a child that has JAX already."""
+    ours, theirs = os.pipe()
+    child = os.fork()
+    if not child:
+        plugin = Order(order)
+        try:
+            os.setsid()
+            os.chdir(scratch)
+            nothing = os.open(os.devnull, os.O_RDWR)
+            for stream in (0, 1, 2):
+                os.dup2(nothing, stream)
+            code = pytest.main(["-n0", "-x", *(f"tests/{path}" for path in tests)], plugins=[plugin])
+            plugin.failed = plugin.failed or (f"{tests}: {code!r}" if code else "")
+        except BaseException:
+            plugin.failed = traceback.format_exc()
+        finally:
+            os.write(theirs, json.dumps([plugin.failed, plugin.seconds]).encode())
+            os._exit(0)
+    os.close(theirs)
+    with open(ours, "rb") as answer:
+        found = select.select([answer], [], [], patience)[0] and answer.read()
+    with contextlib.suppress(ProcessLookupError):
+        os.killpg(child, signal.SIGKILL)
+    os.waitpid(child, 0)
+    failed, seconds = json.loads(found) if found else ["no end", {}]
+    return failed, seconds
 
 
 def _with(node: ast.AST, **fields: object) -> ast.AST:

@@ -1,6 +1,7 @@
 """Non-finite numbers and diverging critics: nothing else is affected, and it is reported."""
 
 import dataclasses
+import functools
 import json
 
 import jax
@@ -8,7 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from probes import learner, td3
-from reach import STEPS, ReachTask
+from reach import STEPS, ReachTask, asked, begun
 from runs import Notes, OneRun
 from toys import ToyLearner, ToyTask, toy_algorithm
 
@@ -51,13 +52,17 @@ class Poisoned:
         return result._replace(transitions=t)
 
 
+@functools.cache
+def qdhuac():
+    return build_algorithm(specs.make("qdhuac", "smoke", SMALL), ReachTask())
+
+
 @pytest.mark.parametrize("value", [np.nan, np.inf])
 @pytest.mark.parametrize("source", ["fitness", "descriptor", "observation", "reward", "action"])
 def test_an_evaluation_with_nan_is_rejected_counted_and_named(tmp_path, source, value):
     settings = specs.make("qdhuac", "smoke", SMALL | {"run.failure_budget": 1})
-    task = Poisoned(source, value)
     with RunDir.create(tmp_path / "run", settings) as folder:
-        runner = OneRun(settings, task, build_algorithm(settings, ReachTask()), folder)
+        runner = OneRun(settings, Poisoned(source, value), qdhuac(), folder)
         runner.start()
         with pytest.raises(RunFailed, match=f"2 evaluations or updates.*most of them in: {source} \\(2\\)"):
             runner.run()
@@ -75,11 +80,11 @@ def test_an_evaluation_with_nan_is_rejected_counted_and_named(tmp_path, source, 
 def test_a_non_finite_genotype_is_not_archived_however_fit():
     settings = specs.make("dns", "smoke", {"emitter.batch_size": 6})
     algorithm = build_algorithm(settings, ReachTask())
-    state = algorithm.init(jax.random.key(0))
-    emission = algorithm.ask(state)
+    state = begun(algorithm)
+    emission = asked(algorithm, state)
     evaluation = ReachTask().evaluate(emission.genotypes, jax.random.key(1))
     poisoned = jax.tree.map(lambda x: x.at[1].set(jnp.nan), emission.genotypes)
-    state, told = algorithm.tell(state, emission._replace(genotypes=poisoned), evaluation)
+    state, told = jax.jit(algorithm.tell)(state, emission._replace(genotypes=poisoned), evaluation)
     assert {name: int(n) for name, n in told.metrics.failures.items() if n} == {"genotype": 1}
     assert all(np.isfinite(leaf).all() for leaf in jax.tree.leaves(state.archive.genotypes))
 

@@ -14,20 +14,12 @@ from qdhuac.errors import UserError
 from qdhuac.tasks.mjx import MjxTask
 from qdhuac.tasks.mujoco_task import Start
 from qdhuac.tasks.native import NativeTask
+from qdhuac.tasks.task_file import TASKS
 from qdhuac.types import Exploration
 
 with quiet_imports():
     import mujoco
 
-SIZES = {  # observation, action, descriptor
-    "hopper": (11, 3, 1),
-    "walker2d": (17, 6, 2),
-    "halfcheetah": (17, 6, 2),
-    "ant": (27, 8, 4),
-    "humanoid": (244, 17, 2),
-    "ant_omni": (27, 8, 2),
-    "humanoid_omni": (244, 17, 2),
-}
 BATCH, LENGTH = 6, 60
 KEY = jax.random.key(3)
 
@@ -52,14 +44,13 @@ def evaluated(name, after_termination="reset", threads=None):
 # Episodes
 
 
-@pytest.mark.parametrize("name", SIZES)
+@pytest.mark.parametrize("name", TASKS)
 def test_random_policies_differ_in_fitness_and_descriptor(name):
     chosen, out = task(name), evaluated(name)
-    obs, action, size = SIZES[name]
     low, high = np.array(chosen.spec.descriptor_bounds)
-    assert out.transitions.obs.shape == out.transitions.next_obs.shape == (BATCH, LENGTH, obs)
-    assert out.transitions.action.shape == (BATCH, LENGTH, action)
-    assert out.descriptor.shape == (BATCH, size) == (BATCH, len(low))
+    assert out.transitions.obs.shape == out.transitions.next_obs.shape == (BATCH, LENGTH, chosen.policy.obs_size)
+    assert out.transitions.action.shape == (BATCH, LENGTH, chosen.policy.action_size)
+    assert out.descriptor.shape == (BATCH, len(low))
     assert ((low <= out.descriptor) & (out.descriptor <= high)).all()
     assert (np.ptp(out.descriptor, axis=0) > 0).all()
     assert np.ptp(out.fitness) > 0.1

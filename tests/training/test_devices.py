@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import os
 import signal
 import socket
@@ -34,13 +35,19 @@ GENERATIONS = 3
 def run(folder, algorithm, devices, generations=GENERATIONS, again=False):
     """A run in this process, whose CPU is four devices; returns the shape of one device's part of the replay buffer."""
     config = on_devices.configuration(algorithm, devices, generations)
-    task = on_devices.LineTask(contacts=algorithm == "qd_pg")
     with RunDir.open(folder) if again else RunDir.create(folder, config) as place, distributed.use(devices):
-        trainer = Trainer([(config, place)], task, build_algorithm(config, task))
+        trainer = Trainer([(config, place)], *built(algorithm, devices))
         trainer.restore() if again else trainer.start()
         assert trainer.run()
         rows = trainer.state.algorithm.replay.rows
     return rows.sharding.shard_shape(rows.shape)
+
+
+@functools.cache
+def built(algorithm, devices):
+    """Task and algorithm, the same objects for all runs on so many devices."""
+    task = on_devices.LineTask(contacts=algorithm == "qd_pg")
+    return task, build_algorithm(on_devices.configuration(algorithm, devices, GENERATIONS), task)
 
 
 @pytest.fixture(scope="module")

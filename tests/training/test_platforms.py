@@ -19,7 +19,7 @@ PLATFORMS = ("cuda", "tpu")
 @pytest.fixture(scope="module")
 def parts():
     """Task and program of the paper's preset, and the shapes of a state and an emission."""
-    task, algorithm = build(specs.make("qdhuac", "paper", {"task.backend": "mjx"}))
+    task, algorithm = build(specs.make("qdhuac", "paper", {"task.backend": "mjx", "task.name": "hopper"}))
     program = Program.of(task, algorithm)
     state = jax.eval_shape(program.init, jax.random.key(0))
     return task, program, state, jax.eval_shape(program.ask, state)

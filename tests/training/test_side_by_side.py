@@ -29,8 +29,13 @@ SMALL = {"run.generations": GENERATIONS, "task.episode_length": STEPS, "learner.
 
 @functools.cache
 def config(seed):
-    """QDHUAC with tiny networks on a point that moves on a line."""
-    return specs.make("qdhuac", "smoke", {**SMALL, "run.seed": seed})
+    """QDHUAC with tiny networks, and one critic, on a point that moves on a line."""
+    return specs.make("qdhuac", "smoke", {**SMALL, "critic.critics": 1, "run.seed": seed})
+
+
+@functools.cache
+def algorithm():
+    return build_algorithm(config(0), TASK)
 
 
 def trainer(place, *seeds, stop=None, again=False, progress=None, configs=config):
@@ -40,7 +45,7 @@ def trainer(place, *seeds, stop=None, again=False, progress=None, configs=config
         runs.append((configs(seed), RunDir.open(path) if again else RunDir.create(path, configs(seed))))
         if again:
             runs[-1][1].lock()
-    made = Trainer(runs, TASK, build_algorithm(config(0), TASK), progress, stop)
+    made = Trainer(runs, TASK, algorithm(), progress, stop)
     made.restore() if again else made.start()
     return made
 
@@ -203,7 +208,7 @@ def test_bad_numbers_are_refused(tmp_path, monkeypatch, capsys, number):
 
 def test_tasks_that_take_one_run_at_a_time(tmp_path, alone):
     runs = [(config(seed), RunDir.create(tmp_path / f"seed-{seed}", config(seed))) for seed in range(3)]
-    together = Trainer(runs, TASK.changed(takes_runs=False), build_algorithm(config(0), TASK))
+    together = Trainer(runs, TASK.changed(takes_runs=False), algorithm())
     together.start()
     assert together.run()
     assert_same(tmp_path, alone)
