@@ -132,7 +132,9 @@ def test_gradient_children_improve_on_their_parents_by_the_critics_own_measure(t
         return jnp.mean(algorithm.learner.value(state.learner, obs, algorithm.learner.policy.act(genotype, obs)))
 
     parents = jax.tree.map(lambda x: x[slots], state.archive.genotypes)
-    assert np.all(np.asarray(jax.vmap(value)(children)) > np.asarray(jax.vmap(value)(parents)))
+    gains = np.asarray(jax.vmap(value)(children)) - np.asarray(jax.vmap(value)(parents))
+    assert np.mean(gains) > 0.01
+    assert np.sum(gains > 0.0) >= 3  # of four: a parent may be the best already
 
 
 def test_gradient_mutation_is_adam_from_a_fresh_start():
