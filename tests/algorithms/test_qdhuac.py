@@ -142,7 +142,9 @@ def test_gradient_children_improve_on_their_parents_by_the_critics_own_measure(t
 
     parents = jax.tree.map(lambda x: x[slots], state.archive.genotypes)
     better = jax.jit(jax.vmap(value))
-    assert np.all(np.asarray(better(children)) > np.asarray(better(parents)))
+    gains = np.asarray(better(children)) - np.asarray(better(parents))
+    assert np.mean(gains) > 0.01
+    assert np.sum(gains > 0.0) >= 3  # of four: a parent may be the best already
 
 
 def test_gradient_mutation_is_adam_from_a_fresh_start():
