@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from qdhuac import cli
-from qdhuac.tasks import model, task_file, trial
+from qdhuac.tasks import model, tables, task_file, trial
 from qdhuac.view import video
 
 ROBOTS = Path(task_file.__file__).parent / "robots"
@@ -66,7 +66,7 @@ def test_a_first_task_file_fits_its_model(name, here):
     assert len(found.dimensions()) == size
     loaded = model.load(found)
     for descriptor in found.descriptors:
-        model.tables(found, loaded, model.plan(found, loaded, descriptor))
+        tables.tables(found, loaded, tables.plan(found, loaded, descriptor))
     assert not set(found.limbs) & set(model.motor_names(loaded))  # a name means one thing
     shipped = task_file.builtin(name)
     if first == "feet":

@@ -8,7 +8,7 @@ import pytest
 import tomli_w
 
 from qdhuac.errors import UserError
-from qdhuac.tasks import bundle, model, task_file
+from qdhuac.tasks import bundle, model, tables, task_file
 
 MODEL = """<mujoco>
   <worldbody>
@@ -61,7 +61,7 @@ def built(path):
     found = task_file.read(path)
     loaded = model.load(found)
     for name in found.descriptors:
-        model.tables(found, loaded, model.plan(found, loaded, name))
+        tables.tables(found, loaded, tables.plan(found, loaded, name))
 
 
 def places(values, at=()):

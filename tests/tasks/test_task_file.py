@@ -13,8 +13,9 @@ from qdhuac.errors import UserError
 from qdhuac.tasks import bundle, engine, noise, task_file
 from qdhuac.tasks.engine import Simulation
 from qdhuac.tasks.mjx import MjxTask
-from qdhuac.tasks.model import load, plan, tables
+from qdhuac.tasks.model import load
 from qdhuac.tasks.native import NativeTask
+from qdhuac.tasks.tables import plan, tables
 
 MODEL = """
 <mujoco>

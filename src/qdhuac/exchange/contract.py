@@ -11,7 +11,8 @@ import numpy as np
 from qdhuac.config import Config
 from qdhuac.tasks import model as m
 from qdhuac.tasks.bundle import facts
-from qdhuac.tasks.model import load, motor_names, plan, seconds_per_step, tables
+from qdhuac.tasks.model import load, motor_names, seconds_per_step
+from qdhuac.tasks.tables import plan, tables
 
 _POSE, _MOTION = ("x", "y", "z", "qw", "qx", "qy", "qz"), ("vx", "vy", "vz", "wx", "wy", "wz")
 _INERTIA = ("xx", "yy", "zz", "xy", "xz", "yz", "mx", "my", "mz", "mass")

@@ -13,7 +13,8 @@ import mujoco
 import numpy as np
 
 from qdhuac.errors import UserError
-from qdhuac.tasks.model import load, motor_names, plan, tables
+from qdhuac.tasks.model import load, motor_names
+from qdhuac.tasks.tables import plan, tables
 from qdhuac.tasks.task_file import Actions, Reset, TaskFile
 
 ACTION_TIME = 0.02  # seconds

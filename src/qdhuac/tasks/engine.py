@@ -32,9 +32,9 @@ from qdhuac.tasks.model import (
     SUBTREE_COM,
     XIPOS,
     XMAT,
-    Tables,
 )
 from qdhuac.tasks.noise import MIX
+from qdhuac.tasks.tables import Tables
 
 with quiet_imports():
     import mujoco

@@ -11,7 +11,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from qdhuac.tasks.model import Plan
+from qdhuac.tasks.tables import Plan
 from qdhuac.tasks.task_file import COSTS, Dimension, Term
 from qdhuac.types import Array
 

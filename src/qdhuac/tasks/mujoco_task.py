@@ -15,7 +15,8 @@ from qdhuac.errors import UserError
 from qdhuac.learning.policy import Policy
 from qdhuac.tasks import measures, task_file
 from qdhuac.tasks.base import AFTER_TERMINATION, TaskSpec
-from qdhuac.tasks.model import load, plan, seconds_per_step, start_pose, tables
+from qdhuac.tasks.model import load, seconds_per_step, start_pose
+from qdhuac.tasks.tables import plan, tables
 from qdhuac.tasks.task_file import TaskFile
 from qdhuac.types import Array
 

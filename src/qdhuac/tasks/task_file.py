@@ -1,6 +1,6 @@
 """A task as a file: what is observed, rewarded and described, in TOML beside a MuJoCo model. Free of JAX and MuJoCo.
 
-`read` checks the file itself; `qdhuac.tasks.model` checks what it says against the model. `docs/task-file.md` describes
+`read` checks the file itself; `qdhuac.tasks.tables` checks what it says against the model. `docs/task-file.md` describes
 every key.
 """
 
@@ -221,7 +221,7 @@ def read(path: Path) -> TaskFile:
 
 
 def _check(found: TaskFile, where: str) -> None:
-    """Refuse what no single key can say. `qdhuac.tasks.model` checks the names against the model."""
+    """Refuse what no single key can say. `qdhuac.tasks.tables` checks the names against the model."""
 
     def check(condition: bool, message: str) -> None:
         require(condition, f"{where}{message}")

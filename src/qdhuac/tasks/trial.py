@@ -12,8 +12,9 @@ import numpy as np
 from qdhuac.environment import quiet_imports
 from qdhuac.tasks import engine
 from qdhuac.tasks.base import Trajectory
-from qdhuac.tasks.model import entries, plan
+from qdhuac.tasks.model import entries
 from qdhuac.tasks.native import NativeTask
+from qdhuac.tasks.tables import plan
 from qdhuac.tasks.task_file import COSTS, TaskFile
 
 POLICIES, STEPS = 64, 200
