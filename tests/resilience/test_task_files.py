@@ -249,7 +249,6 @@ def test_a_file_that_is_not_toml_is_refused(seed, tmp_path):
     assert str(path) in refusal(path)
 
 
-@pytest.mark.xfail(strict=True, reason="qdhuac.tasks.model.load does not look at the timestep yet")
 @pytest.mark.parametrize("timestep", ["0", "-1"])
 def test_a_model_whose_time_stands_still_is_refused(timestep, tmp_path):
     path = folder(tmp_path) / "task.toml"

@@ -82,6 +82,7 @@ CASES = {  # a term, and its value after a step of a cart that is not pushed but
     '{ term = "control", weight = 2.0 }': -0.5,
     '{ term = "action_change" }': -0.25,
     '{ term = "distance", site = "tip", axis = "z", point = [1.0] }': -0.5,
+    '{ term = "distance", site = "tip", axis = "z", point = [1.0], width = 0.5, weight = 2.0 }': 2 * math.exp(-1.0),
     '{ term = "value", joint = "side", field = "qvel", weight = -2.0 }': -1.0,
     '{ term = "force", sensor = "fast" }': -2.0,
 }

@@ -32,9 +32,9 @@ def reward(plan: Plan, step: Step, dt: float) -> Any:
     total: Any = 0.0
     for term, columns in plan.terms:
         weight = -term.weight if term.term in COSTS else term.weight
-        if term.width:
+        if term.width:  # also of a cost: more, the nearer it is to the target
             error = (_value(xp, term, columns, step, 1.0 / dt) - term.target) / term.width
-            total = total + weight * xp.exp(-(error**2))
+            total = total + term.weight * xp.exp(-(error**2))
         elif term.term == "velocity":
             total = total + weight / dt * step.change[..., columns[0]]
         else:

@@ -48,6 +48,8 @@ def load(task: TaskFile) -> Any:
             model = mujoco.MjModel.from_xml_path(str(task.model))
         except ValueError as error:
             raise UserError(f"{task.model}: {' '.join(str(error).split())}") from None
+    if not model.opt.timestep > 0:
+        raise UserError(f"{task.model}: option timestep={model.opt.timestep:g}: must be above 0")
     if not model.nu:
         raise UserError(f"{task.model}: has no actuators, so there is nothing to control")
     for name in ("timestep", "tolerance", "ls_tolerance"):  # MJX has single precision: both engines take the same step

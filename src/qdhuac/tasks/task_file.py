@@ -1,6 +1,6 @@
 """A task as a file: what is observed, rewarded and described, in TOML beside a MuJoCo model. Free of JAX and MuJoCo.
 
-`read` checks the file itself; `qdhuac.tasks.tables` checks what it says against the model. `docs/task-file.md` describes
+`read` checks the file itself, and `qdhuac.tasks.tables` what it says against the model. `docs/task-file.md` describes
 every key.
 """
 
