@@ -48,7 +48,7 @@ CONDITIONING = Conditioning(POLICY, ((-1.0,), (1.0,)), 0.1)
 EMITTERS = {
     "isoline": IsoLine(),
     "gradient": GradientChildren(lambda learner, obs, action: action[:, 0], POLICY, REPLAY, 4, 1, RATE),
-    "conditioned": GradientChildren(AGENT.value, POLICY, REPLAY, 4, 0, RATE, condition=CONDITIONING.condition),
+    "conditioned": GradientChildren(AGENT.value, POLICY, REPLAY, 4, 1, RATE, condition=CONDITIONING.condition),
     "conditioned actor": ConditionedActor(CONDITIONING, AGENT),
 }
 

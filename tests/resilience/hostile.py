@@ -96,7 +96,8 @@ def make_study(root: Path) -> None:
     fake_study.write_study(root, "target", "smoke", 1, generations=4)
     for run in sorted((root / "runs").iterdir()):
         (run / "report.html").touch()
-        (root / "logs" / f"{run.name}.log").write_text("$ qdhuac train\n")
+        (root / "logs").mkdir(exist_ok=True)
+    (root / "logs" / f"{run.name}.log").write_text("$ qdhuac train\n")
 
 
 # Files that agree with the hashes that others have of them

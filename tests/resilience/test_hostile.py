@@ -267,4 +267,4 @@ def test_hostile_folders_are_refused_in_one_line_or_work(tmp_path):
     """A sample of what `hostile.py` does at length."""
     result = attack(range(30), tmp_path, ("load", "export", "study"))
     assert result["wrong"] == []
-    assert result["refused"] > result["works"] > 0
+    assert min(result["refused"], result["works"]) > 5

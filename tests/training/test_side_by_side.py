@@ -29,8 +29,8 @@ SMALL = {"run.generations": GENERATIONS, "task.episode_length": STEPS, "learner.
 
 @functools.cache
 def config(seed):
-    """QDHUAC with tiny networks, and one critic, on a point that moves on a line."""
-    return specs.make("qdhuac", "smoke", {**SMALL, "critic.critics": 1, "run.seed": seed})
+    """QDHUAC with tiny networks on a point that moves on a line."""
+    return specs.make("qdhuac", "smoke", {**SMALL, "run.seed": seed})
 
 
 @functools.cache

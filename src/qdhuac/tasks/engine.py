@@ -1,7 +1,9 @@
 """MuJoCo's C engine, called from compiled code.
 
 One compiled loop reads the tables of a robot, so that a whole episode - policy, physics, observation - runs without
-the interpreter and without its lock. Shapes in comments: ``T`` steps.
+the interpreter and without its lock.
+
+Shapes in comments: ``T`` steps.
 """
 
 from __future__ import annotations
