@@ -15,7 +15,6 @@ from toys import ToyLearner, ToyTask, toy_algorithm, toy_config
 
 from qdhuac import cli
 from qdhuac.store.run_folder import RunDir
-from qdhuac.training import distributed, loop
 
 # Ray closes the streams of all log handlers when it starts: that of absl must not be the one that pytest reads.
 absl_logging.get_absl_handler().python_handler.stream = sys.__stderr__
@@ -57,43 +56,16 @@ def pytest_unconfigure():
 
 @pytest.fixture(scope="module", autouse=True)
 def one_file():
-    """Cache small programs too, whatever a test has set.
+    """Cache small programs too, whatever a test has set, and clear those of this file when it ends.
 
-    JAX keeps programs, each in many memory maps; a process that needs more than 65 530 of them crashes. So they are
-    cleared when there are many, but not after every file, because files share most of their small programs.
+    JAX keeps programs, each in many memory maps; a process that needs more than 65 530 of them crashes.
     """
     jax.config.update("jax_compilation_cache_dir", CACHE)
     jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.1)
     yield
     maps = Path("/proc/self/maps")  # Linux alone has it
-    used = maps.read_bytes().count(b"\n") if maps.exists() else 0
-    assert used < 55_000, "this file compiles too much for one process"
-    if used > 20_000:
-        jax.clear_caches()
-
-
-@pytest.fixture(scope="session", autouse=True)
-def compiled_once():
-    """Trainers of the same algorithm object share their compiled programs."""
-    program, jit, programs, compiled = loop.Program.of, distributed.jit, {}, {}
-
-    def shared_program(task, algorithm):
-        key = repr(task.spec), id(algorithm)
-        if key not in programs:
-            programs[key] = program(task, algorithm)
-        return programs[key]
-
-    def shared_jit(function, results, **options):
-        method = getattr(function, "__wrapped__", function)  # without vmap
-        key = method, method is function, distributed.count(), *options.items()
-        if key not in compiled:
-            compiled[key] = jit(function, results, **options)
-        return compiled[key]
-
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(loop.Program, "of", shared_program)
-        patch.setattr(distributed, "jit", shared_jit)
-        yield
+    assert not maps.exists() or maps.read_bytes().count(b"\n") < 55_000, "this file compiles too much for one process"
+    jax.clear_caches()
 
 
 @pytest.fixture
